@@ -1,0 +1,23 @@
+"""Federated training that keeps every device within its budgets."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedbudget.api import Run, train
+    from fedbudget.errors import UserError
+
+__version__ = "0.1.0"
+__all__ = ["Run", "UserError", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    # torch takes seconds to import: it waits until something needs it
+    if name in ("Run", "train"):
+        from fedbudget import api
+
+        return getattr(api, name)
+    if name == "UserError":
+        from fedbudget.errors import UserError
+
+        return UserError
+    raise AttributeError(f"module 'fedbudget' has no attribute {name!r}")

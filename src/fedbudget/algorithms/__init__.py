@@ -1,0 +1,1 @@
+"""Federated algorithms, each a value."""

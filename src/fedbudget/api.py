@@ -1,0 +1,163 @@
+"""The Python API: `train` any module on any data, and the Run it returns."""
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+from torch import Tensor, nn
+
+from fedbudget import rounds as loop
+from fedbudget.algorithms.algorithm import Algorithm
+from fedbudget.algorithms.fedavg import fedavg
+from fedbudget.client import Recipe
+from fedbudget.control.controller import fixed
+from fedbudget.data.examples import as_examples
+from fedbudget.data.partition import check_sizes
+from fedbudget.engines.embedded import embedded
+from fedbudget.errors import UserError
+from fedbudget.models.layers import layer_groups
+from fedbudget.plan import Plan
+from fedbudget.progress import Live
+from fedbudget.report.load import Loaded
+from fedbudget.report.tables import terminal
+from fedbudget.report.write import write_report
+from fedbudget.runs import summarise, write
+from fedbudget.task import classify, custom
+from fedbudget.types import Knobs, RoundRecord
+
+
+@dataclass(frozen=True)
+class Run:
+    """The result of `train`."""
+
+    model: nn.Module
+    """the trained global model"""
+    records: tuple[RoundRecord, ...]
+    plan: Plan
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The same figures as a run folder's summary.json."""
+        about = {"name": self.plan.name, "seed": self.plan.seed, "clients": len(self.plan.clients)}
+        return summarise([r.to_json() for r in self.records], about, self.plan.rounds)
+
+    @property
+    def losses(self) -> list[float]:
+        """Validation loss after each evaluated round."""
+        return [r.validation["loss"] for r in self.records if r.validation is not None]
+
+    def table(self) -> None:
+        """Print the result."""
+        Console().print(terminal([self._loaded()]))
+
+    def report(self, path: str | Path) -> None:
+        """Write it as .html, .md, .png, .svg or .pdf."""
+        write_report([self._loaded()], Path(path))
+
+    def _loaded(self) -> Loaded:
+        records = [r.to_json() for r in self.records]
+        return Loaded(Path(self.plan.name), self.summary, records, "")
+
+    def save(self, path: str | Path) -> None:
+        """The model's weights as safetensors."""
+        from safetensors.torch import save
+
+        tensors = {k: v.detach().clone() for k, v in self.model.state_dict().items()}
+        write(Path(path), save(tensors))
+
+
+def train(
+    model: nn.Module | Callable[[], nn.Module],
+    clients: Sequence[Any],
+    validation: Any = None,
+    *,
+    rounds: int = 50,
+    cohort: int | None = None,
+    steps: int = 60,
+    batch: int = 16,
+    lr: float = 1e-3,
+    optimizer: Literal["adamw", "sgd"] = "adamw",
+    layers: int | None = None,
+    groups: Sequence[str] | None = None,
+    loss: Callable[[nn.Module, Any, Tensor], Tensor] | None = None,
+    recipe: Recipe | None = None,
+    algorithm: Algorithm | None = None,
+    weighting: Literal["uniform", "examples"] = "uniform",
+    seed: int = 0,
+    workers: int = 1,
+    name: str = "run",
+    on_round: Callable[[RoundRecord], None] | None = None,
+    quiet: bool = False,
+) -> Run:
+    """Train a model across clients.
+
+    model: a module, or a function that makes one.
+    clients: one data set per client: a torch Dataset of (input, target) pairs, or an (x, y) pair
+        of tensors.
+    validation: a data set of the same kind, evaluated after every round.
+    cohort: clients per round; None takes all.
+    layers: how many layer groups train, from the top; None trains all.
+    groups: name prefixes of the layer groups, bottom first, where the ones found do not suit.
+    loss: (model, inputs, targets) -> scalar; cross-entropy where it is not given.
+    recipe: more about the local optimiser; `optimizer` is ignored then.
+    workers: processes; with more than one, model, data and loss must be picklable and the script
+        needs `if __name__ == "__main__":`.
+    """
+    parts = [as_examples(c) for c in clients]
+    if not parts:
+        raise UserError("clients is empty: give one data set per client")
+    check_sizes([len(p) for p in parts])
+    for key, value in {"rounds": rounds, "steps": steps, "batch": batch, "workers": workers}.items():
+        if value < 1:
+            raise UserError(f"{key} = {value}: it must be at least 1")
+    size = len(parts) if cohort is None else cohort
+    if not 1 <= size <= len(parts):
+        raise UserError(f"cohort = {size}: it must be from 1 to {len(parts)}, the number of clients")
+    make = partial(copy.deepcopy, model) if isinstance(model, nn.Module) else model
+    prefixes = tuple(groups) if groups is not None else None
+    depth = len(layer_groups(make(), prefixes))
+    if layers is not None and not 1 <= layers <= depth:
+        raise UserError(f"layers = {layers}: it must be from 1 to {depth}, the model's layer groups")
+    plan = Plan(
+        name=name,
+        seed=seed,
+        rounds=rounds,
+        cohort=size,
+        model=make,
+        clients=parts,
+        validation=as_examples(validation) if validation is not None else None,
+        algorithm=algorithm or fedavg(),
+        controller=fixed(Knobs(layers or depth, steps, batch)),
+        task=custom(loss) if loss is not None else classify(),
+        lr=lr,
+        recipe=recipe or Recipe(optimizer=optimizer),
+        weighting=weighting,
+        layers=prefixes,
+    )
+    return _run(plan, workers, [on_round] if on_round else [], quiet)
+
+
+def _run(
+    plan: Plan, workers: int, listeners: Iterable[Callable[[RoundRecord], None]], quiet: bool
+) -> Run:
+    model = plan.build_model()
+    records: list[RoundRecord] = []
+    console = Console(stderr=True, quiet=quiet)
+    state = loop.first_state(plan)
+    with (
+        embedded(plan, workers) as engine,
+        Live(console, plan.name, plan.rounds, plan.cohort) as live,
+    ):
+        for record, state in loop.run(plan, engine, model.layout, state, live.on_reply):
+            records.append(record)
+            live.on_round(record)
+            for listen in listeners:
+                listen(record)
+    module = plan.model()
+    module.load_state_dict(model.state_dict(state.weights))
+    module.eval()
+    return Run(module, tuple(records), plan)

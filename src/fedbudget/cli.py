@@ -1,0 +1,270 @@
+"""The command line. Torch is imported only by commands that need it."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedbudget.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedbudget.config import Config
+    from fedbudget.rounds import State
+    from fedbudget.runs import RunFolder
+
+app = typer.Typer(
+    help="Federated training that keeps every device within its budgets.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a config key; may be repeated."),
+]
+Overwrite = Annotated[bool, typer.Option(help="Replace a run that is already there.")]
+STOPPED = 130
+"""exit code of a run that was asked to stop, as shells have it for Ctrl-C"""
+
+
+def main() -> None:
+    """Entry point: a user's mistake is one sentence and exit code 2."""
+    try:
+        app()
+    except UserError as error:
+        print(f"fedbudget: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("fedbudget: stopped; finished rounds are kept", file=sys.stderr)
+        sys.exit(STOPPED)
+
+
+@app.command()
+def run(
+    config: Annotated[str, typer.Argument(help="A preset's name or a TOML file.")],
+    set_: Set = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; default runs/NAME.")] = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Train one run, with live progress.
+
+    Example: `fedbudget run fedavg --set rounds=20 --set train.lr=2e-3 --out runs/a`
+    """
+    from fedbudget.config import find_config, load, to_toml
+    from fedbudget.runs import RunFolder
+
+    path = find_config(config)
+    settings = load(path, set_ or [])
+    folder = RunFolder.create(out or _free(path.stem), to_toml(settings), overwrite)
+    _finish(folder, settings, path.stem)
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(help="The folder of a run that stopped early.")],
+) -> None:
+    """Go on with a run after its last checkpoint.
+
+    Example: `fedbudget resume runs/a`
+    """
+    _resume(folder)
+
+
+@app.command()
+def compare(
+    configs: Annotated[list[str], typer.Argument(help="Presets' names or TOML files.")],
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds 0, 1, ... for each.")] = 3,
+    set_: Set = None,
+    out: Annotated[Path, typer.Option(help="Folder for all the runs.")] = Path("runs/compare"),
+) -> None:
+    """Train several configs with several seeds each; print mean and spread.
+
+    Called again, it goes on where it stopped. Example: `fedbudget compare fedavg fedavg-6x256
+    --seeds 3 --out runs/c`
+    """
+    from fedbudget.config import find_config, load, to_toml
+    from fedbudget.runs import RunFolder
+
+    chosen = [(p.stem, p) for p in (find_config(c) for c in configs)]
+    if len({name for name, _ in chosen}) < len(chosen):
+        raise UserError("compare: two configs have the same file name; runs are named after it")
+    every = [
+        (name, load(path, [*(set_ or []), f"seed={seed}"]), out / name / f"seed-{seed}")
+        for name, path in chosen
+        for seed in range(seeds)
+    ]
+    for name, settings, place in every:
+        if not (place / "config.toml").exists():
+            _finish(RunFolder.create(place, to_toml(settings)), settings, name)
+        elif load(place / "config.toml") != settings:
+            raise UserError(
+                f"{place} was made with another configuration; choose another --out or remove it"
+            )
+        else:
+            _resume(place, name)
+    _show([place for _, _, place in every], out / "report.html")
+
+
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders of them.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Also write FILE.html, .md, .png, .svg or .pdf.")
+    ] = None,
+) -> None:
+    """Compare runs in a table, and write it with a figure.
+
+    Example: `fedbudget report runs/a runs/b --out report.html`
+    """
+    _show(folders, out)
+
+
+@app.command()
+def presets(
+    name: Annotated[str | None, typer.Argument(help="Copy this preset; none lists all.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to; default NAME.toml here.")] = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace a file that is there.")] = False,
+) -> None:
+    """List the presets, or copy one to change it.
+
+    Example: `fedbudget presets fedavg --out mine.toml`
+    """
+    from fedbudget import config
+
+    known = config.presets()
+    if name is None:
+        for preset, path in known.items():
+            print(f"{preset:18} {path.read_text().splitlines()[0].lstrip('# ')}")
+        return
+    if name not in known:
+        raise UserError(f"no preset is named {name!r}; there are {', '.join(known)}")
+    target = out or Path(f"{name}.toml")
+    if target.exists() and not overwrite:
+        raise UserError(f"{target} is there already; choose another --out or add --overwrite")
+    target.write_bytes(known[name].read_bytes())
+    print(f"wrote {target}")
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the run.")] = Path("runs/demo"),
+    set_: Set = None,
+) -> None:
+    """Train a small language model on Shakespeare across 16 clients, in about two minutes.
+
+    Example: `fedbudget demo --out runs/demo`
+    """
+    from fedbudget.config import find_config, load, to_toml
+    from fedbudget.data.sources import SHAKESPEARE
+    from fedbudget.runs import RunFolder
+
+    settings = load(find_config("demo"), set_ or [])
+    console = _console()
+    if settings.data.source == "tinyshakespeare" and not settings.data.path:
+        from fedbudget.data.files import find
+
+        try:
+            find(SHAKESPEARE)
+        except UserError:
+            console.print(
+                "No network and no Tiny Shakespeare: training on Python's own help texts instead."
+            )
+            settings = load(find_config("demo"), [*(set_ or []), "data.source=topics"])
+    folder = RunFolder.create(out / "fedavg", to_toml(settings), overwrite=True)
+    if _finish(folder, settings, "fedavg"):
+        _show([folder.path], out / "report.html")
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
+    return Console()
+
+
+def _free(name: str) -> Path:
+    """runs/NAME, or runs/NAME-2 and so on where that is taken."""
+    path, i = Path("runs") / name, 1
+    while (path / "config.toml").exists():
+        i += 1
+        path = Path("runs") / f"{name}-{i}"
+    return path
+
+
+def _resume(path: Path, name: str | None = None) -> None:
+    import json
+
+    from fedbudget.config import load
+    from fedbudget.runs import RunFolder
+
+    if not (path / "config.toml").is_file():
+        raise UserError(f"{path}: no run is here (config.toml is missing)")
+    settings = load(path / "config.toml")
+    folder = RunFolder(path)
+    about = path / "summary.json"
+    known = json.loads(about.read_text()) if about.exists() else {}
+    if known.get("complete"):
+        _console().print(f"{path} is finished: {settings.rounds} rounds", highlight=False)
+        return
+    state = folder.load_checkpoint(lambda text: print(f"fedbudget: {text}", file=sys.stderr))
+    folder.cut_back(state.round if state else 0)
+    _finish(folder, settings, name or known.get("name") or path.name, state)
+
+
+def _finish(
+    folder: "RunFolder", settings: "Config", name: str, state: "State | None" = None
+) -> bool:
+    """Train to the end; False and exit code 130 where the user stopped it."""
+    from fedbudget.build import build, cores
+    from fedbudget.progress import Live
+    from fedbudget.runner import Stop, execute, facts
+
+    console = _console()
+    plan = build(settings, name)
+    done = state.round if state else 0
+    with (
+        Live(console, name, plan.rounds, plan.cohort, done) as live,
+        Stop(lambda text: console.print(text)) as stop,
+    ):
+        summary = execute(
+            plan,
+            folder,
+            facts(plan, settings.algorithm, "fixed"),
+            settings.workers or cores(),
+            settings.checkpoint_every,
+            live,
+            stop,
+            state,
+        )
+    if not summary["complete"]:
+        console.print(
+            f"stopped after round {summary['rounds_done']} of {plan.rounds}; "
+            f"go on with: fedbudget resume {folder.path}",
+            highlight=False,
+            soft_wrap=True,
+        )
+        sys.exit(STOPPED)
+    files = "model.safetensors, rounds.jsonl, summary.json, config.toml"
+    console.print(f"wrote {folder.path}/: {files}", highlight=False, soft_wrap=True)
+    return True
+
+
+def _show(folders: list[Path], out: Path | None) -> None:
+    from fedbudget.report.load import find_runs
+    from fedbudget.report.tables import terminal
+    from fedbudget.report.write import write_report
+
+    runs = find_runs(folders)
+    console = _console()
+    console.print(terminal(runs))
+    if out is not None:
+        write_report(runs, out)
+        console.print(f"wrote {out}", highlight=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""train_client: the one local training loop. Every engine calls it, and nothing else trains."""
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fedbudget import seeds
+from fedbudget.algorithms.algorithm import Algorithm, ClientState, LocalRun
+from fedbudget.codecs import frame
+from fedbudget.data.examples import Examples, draw
+from fedbudget.errors import UserError
+from fedbudget.models.flat import FlatModel
+from fedbudget.task import Task
+from fedbudget.types import Job, Reply
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a client optimises; the papers' settings are in the presets."""
+
+    optimizer: str = "adamw"
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    momentum: float = 0.0
+    clip: float = 0.0
+    """largest gradient norm; 0 = no clipping"""
+    warmup: float = 0.0
+    """share of the local run in which the step size rises"""
+    schedule: str = "constant"
+    """within a local run: "constant" or "cosine" (down to a tenth)"""
+
+
+@dataclass(frozen=True)
+class Agent:
+    """What a device has: its data, its model and what it was told once. Never sent anywhere."""
+
+    model: FlatModel
+    examples: Examples
+    task: Task
+    recipe: Recipe
+
+
+class Trained(NamedTuple):
+    reply: Reply
+    state: ClientState
+
+
+def train_client(job: Job, agent: Agent, algorithm: Algorithm, state: ClientState) -> Trained:
+    """Train as the job says and encode the update. Raises on failure; an engine makes it a Reply."""
+    started = time.perf_counter()
+    knobs, model = job.knobs, agent.model
+    received = frame.decode(job.payload, model.layout).parts
+    model.weights.copy_(received[0])
+    part = model.freeze(knobs.layers)
+    model.grads.zero_()
+    model.train()
+    run = LocalRun(model, part, received, state, _optimizer(agent.recipe, model, part))
+    algorithm.start(run)
+    batches = draw(
+        agent.examples, knobs.batch, seeds.rng(job.seed, job.round, job.client, "batches")
+    )
+    total = 0.0
+    with torch.random.fork_rng(devices=[]):  # dropout draws from torch's global generator
+        torch.manual_seed(seeds.key(job.seed, job.round, job.client, "dropout"))
+        for step in range(knobs.steps):
+            total += _accumulate(batches, agent, knobs.accumulate)
+            if not math.isfinite(total):
+                raise UserError(f"the training loss became {total} at local step {step + 1}")
+            _clip(run.grads, agent.recipe.clip)
+            lr = job.lr * _factor(agent.recipe, step, knobs.steps)
+            algorithm.step(run, lr)
+            run.lr_sum += lr
+            run.grads.zero_()
+    update, state = algorithm.finish(run)
+    layout = model.layout
+    payload = frame.encode(
+        update,
+        layout,
+        run=job.run,
+        round=job.round,
+        client=job.client,
+        seed=seeds.key(job.seed, job.round, job.client, "codec"),
+        codec=knobs.codec,
+        first=layout.depth - knobs.layers,
+    )
+    loss = total / knobs.steps if knobs.steps else None
+    took = time.perf_counter() - started
+    reply = Reply(
+        job.run, job.round, job.client, len(agent.examples), loss, took, payload=payload
+    )
+    return Trained(reply, state)
+
+
+def _accumulate(batches: Iterator[tuple[Any, Tensor]], agent: Agent, micro_batches: int) -> float:
+    """Gradients of the mean loss over the micro-batches, into the model's gradient vector."""
+    total = 0.0
+    for _ in range(micro_batches):
+        x, y = next(batches)
+        loss = agent.task.loss(agent.model.module, x, y) / micro_batches
+        loss.backward()
+        total += loss.item()
+    return total
+
+
+def _clip(grads: Tensor, largest: float) -> None:
+    if largest > 0:
+        grads.mul_(torch.clamp(largest / (grads.norm() + 1e-6), max=1.0))
+
+
+def _factor(recipe: Recipe, step: int, steps: int) -> float:
+    """Warm-up, then constant or cosine, within one local run (CAFL's code: 10% and cosine)."""
+    warm = math.ceil(recipe.warmup * steps)
+    if step < warm:
+        return (step + 1) / warm
+    if recipe.schedule == "cosine":
+        done = (step - warm) / max(1, steps - warm)
+        return 0.1 + 0.45 * (1 + math.cos(math.pi * done))
+    return 1.0
+
+
+def _optimizer(recipe: Recipe, model: FlatModel, part: slice) -> torch.optim.Optimizer:
+    """An optimiser over whole runs of parameters: the same arithmetic, in one call a step."""
+    flat = []
+    for run in model.parameter_slices(part):
+        flat.append(nn.Parameter(model.weights[run]))
+        flat[-1].grad = model.grads[run]
+    match recipe.optimizer:
+        case "adamw":
+            return torch.optim.AdamW(
+                flat,
+                lr=0.0,
+                betas=recipe.betas,
+                weight_decay=recipe.weight_decay,
+                fused=True,
+            )
+        case "sgd":
+            return torch.optim.SGD(
+                flat,
+                lr=0.0,
+                momentum=recipe.momentum,
+                weight_decay=recipe.weight_decay,
+                fused=True,
+            )
+        case other:
+            raise UserError(f"train.optimizer = {other!r}; it is adamw or sgd")

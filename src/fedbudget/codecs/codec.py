@@ -1,0 +1,17 @@
+"""What a codec is: a pair of functions."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fedbudget.types import Payload
+
+
+class Codec(NamedTuple):
+    """A vector as bytes and back; the seed names the random numbers both sides share."""
+
+    encode: Callable[[Tensor, int], Payload]
+    """(vector, seed) -> body"""
+    decode: Callable[[memoryview, int, int], Tensor]
+    """(body, number of elements, seed) -> vector; may raise ValueError, must check lengths first"""

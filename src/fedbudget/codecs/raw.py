@@ -1,0 +1,26 @@
+"""Floats as they are: 4 or 8 bytes each, little-endian."""
+
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbudget.codecs.codec import Codec
+from fedbudget.types import Payload
+
+
+def _encode(vector: Tensor, seed: int, *, kind: str) -> Payload:
+    return memoryview(np.ascontiguousarray(vector.numpy(), dtype=kind)).cast("B")
+
+
+def _decode(body: memoryview, count: int, seed: int, *, kind: str) -> Tensor:
+    if len(body) != count * np.dtype(kind).itemsize:
+        raise ValueError(f"{len(body)} bytes do not hold {count} floats of type {kind}")
+    values = np.frombuffer(body, dtype=kind)
+    # torch warns of memory it must not write to, so bytes are copied and a bytearray is not
+    return torch.from_numpy(values if values.flags.writeable else values.copy())
+
+
+raw32 = Codec(partial(_encode, kind="<f4"), partial(_decode, kind="<f4"))
+raw64 = Codec(partial(_encode, kind="<f8"), partial(_decode, kind="<f8"))

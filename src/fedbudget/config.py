@@ -1,0 +1,253 @@
+"""Configuration: typed TOML with one level of tables. Every key is documented here, inline.
+
+An unknown key, a wrong type or an impossible value is one sentence with file, key, what was given
+and what is allowed.
+"""
+
+import difflib
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from fedbudget.errors import UserError
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Data(_Table):
+    source: str = Field(
+        "tinyshakespeare",
+        description="tinyshakespeare, mnist, cifar10, topics (Python's help texts), text (your own "
+        "file or folder of .txt files: set path), hf:NAME (Hugging Face), or package.module:function",
+    )
+    path: str = Field("", description="file or folder to read instead of searching for it")
+    columns: list[str] = Field(
+        ["text"], description="hf: the text column, or the input and the label column"
+    )
+    key: str = Field("", description="hf: the column that says whose a row is, for partition = key")
+    clients: int = Field(16, ge=1, description="number of clients (partition = key finds its own)")
+    partition: Literal["contiguous", "iid", "dirichlet", "shards", "key"] = Field(
+        "contiguous",
+        description="contiguous (texts), iid, dirichlet or shards (labelled data), key (one client "
+        "a file or key)",
+    )
+    overlap: int = Field(48, ge=0, description="contiguous: tokens a shard reaches into the next")
+    alpha: float = Field(0.3, gt=0, description="dirichlet: small is very uneven")
+    shards_per_client: int = Field(2, ge=1, description="shards: label shards each client gets")
+    validation: float = Field(
+        0.1, gt=0, lt=1, description="share held out at the end of a text; labelled data has a test set"
+    )
+
+
+class Model(_Table):
+    kind: str = Field("gpt", description="gpt, softmax, cnn, or package.module:function")
+    size: str = Field("2x128", description="gpt: layers x width; the papers' are 2x128, 6x256, 8x128")
+    heads: int = Field(0, ge=0, description="gpt: attention heads; 0 = width / 32")
+    context: int = Field(128, ge=2, description="gpt: tokens a window holds")
+    dropout: float = Field(0.0, ge=0, lt=1, description="gpt: dropout")
+    layers: list[str] = Field(
+        [], description="name prefixes of the layer groups, bottom first; empty finds them"
+    )
+
+
+class Train(_Table):
+    cohort: int = Field(6, ge=1, description="clients per round")
+    steps: int = Field(60, ge=1, description="optimiser steps of a local run")
+    batch: int = Field(16, ge=1, description="examples of a micro-batch")
+    accumulate: int = Field(1, ge=1, description="micro-batches per optimiser step")
+    layers: int = Field(0, ge=0, description="layer groups that train, from the top; 0 = all")
+    optimizer: Literal["adamw", "sgd"] = Field("adamw", description="local optimiser: adamw, sgd")
+    lr: float = Field(1e-3, gt=0, description="step size")
+    weight_decay: float = Field(0.0, ge=0, description="weight decay")
+    betas: tuple[float, float] = Field((0.9, 0.999), description="adamw: decay of the two moments")
+    momentum: float = Field(0.0, ge=0, lt=1, description="sgd: momentum")
+    clip: float = Field(0.0, ge=0, description="largest gradient norm; 0 = no clipping")
+    warmup: float = Field(0.0, ge=0, lt=1, description="share of a local run with rising step size")
+    schedule: Literal["constant", "cosine"] = Field(
+        "constant", description="step size within a local run: constant, cosine"
+    )
+    round_schedule: Literal["constant", "cosine"] = Field(
+        "constant", description="step size over the rounds: constant, cosine"
+    )
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="in the training loss only")
+    weighting: Literal["uniform", "examples"] = Field(
+        "uniform", description="mean of the updates: uniform (the papers), examples"
+    )
+    evaluate_every: int = Field(1, ge=1, description="rounds between evaluations")
+
+    @field_validator("betas", mode="before")
+    @classmethod
+    def _pair(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+
+class Config(_Table):
+    """One run."""
+
+    rounds: int = Field(50, ge=1, description="rounds to train")
+    seed: int = Field(0, ge=0, lt=2**63, description="all randomness follows from it")
+    algorithm: Literal["fedavg"] = Field("fedavg", description="fedavg")
+    engine: Literal["embedded"] = Field("embedded", description="embedded")
+    workers: int = Field(0, ge=0, description="processes; 1 = in this process, 0 = one a core")
+    checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
+    data: Data = Data()
+    model: Model = Model()
+    train: Train = Train()
+
+    @model_validator(mode="after")
+    def _fits(self) -> "Config":
+        if self.data.partition != "key" and self.train.cohort > self.data.clients:
+            raise ValueError(
+                f"train.cohort = {self.train.cohort} is more than data.clients = "
+                f"{self.data.clients}; take at most {self.data.clients}"
+            )
+        if self.data.source == "text" and not self.data.path:
+            raise ValueError('data.source = "text" needs data.path, a text file or folder')
+        if self.model.kind == "gpt":
+            from fedbudget.models.size import parse_size
+
+            _, width = parse_size(self.model.size)
+            heads = self.model.heads or max(1, width // 32)
+            if width % heads:
+                raise ValueError(f"model.heads = {heads} does not divide the width {width}")
+        return self
+
+
+def preset_folder() -> Path:
+    """Presets are package data in a wheel, and `configs/` in a checkout."""
+    inside = Path(str(resources.files("fedbudget"))) / "configs"
+    return inside if inside.is_dir() else Path(__file__).parents[2] / "configs"
+
+
+def presets() -> dict[str, Path]:
+    return {p.stem: p for p in sorted(preset_folder().glob("*.toml"))}
+
+
+def find_config(name: str) -> Path:
+    """A path, or a preset's name."""
+    path = Path(name)
+    if path.is_file():
+        return path
+    known = presets()
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(name, known, 1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise UserError(
+        f"{name}: no such file and no such preset; {hint}presets are {', '.join(known)}"
+    )
+
+
+def load(path: Path, overrides: Iterable[str] = ()) -> Config:
+    """Read, override and validate a config file."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not valid TOML: {error}") from None
+    for override in overrides:
+        _set(tables, override)
+    return validate(tables, str(path))
+
+
+def validate(tables: Mapping[str, Any], where: str) -> Config:
+    try:
+        return Config.model_validate(dict(tables))
+    except ValidationError as error:
+        raise UserError(f"{where}: {_sentence(error)}") from None
+
+
+def _set(tables: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key.strip():
+        raise UserError(f"--set {override}: write it as key=value or table.key=value")
+    try:
+        value = tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()  # a bare word is a string
+    *parents, last = key.strip().split(".")
+    table = tables
+    for name in parents:
+        table = table.setdefault(name, {})
+        if not isinstance(table, dict):
+            raise UserError(f"--set {override}: {name} is a value, not a table")
+    table[last] = value
+
+
+def _sentence(error: ValidationError) -> str:
+    """The first thing that is wrong, in one sentence."""
+    first = error.errors()[0]
+    loc = [str(part) for part in first["loc"]]
+    key = ".".join(loc)
+    given = first["input"]
+    context = first.get("ctx", {})
+    shown = json.dumps(given, default=str)
+    match first["type"]:
+        case "extra_forbidden":
+            known = _keys(loc[:-1])
+            near = difflib.get_close_matches(loc[-1], known, 1)
+            hint = f"did you mean {'.'.join([*loc[:-1], near[0]])}? " if near else ""
+            kind = "table" if isinstance(given, dict) else "key"
+            return f"unknown {kind} {key}; {hint}known are {', '.join(known)}"
+        case "value_error":
+            prefix = f"{key} = {shown}: " if key else ""
+            return f"{prefix}{context.get('error', first['msg'])}"
+        case "literal_error":
+            return f"{key} = {shown}: it must be {context['expected']}"
+        case kind if kind.endswith("_type") or kind.endswith("_parsing"):
+            name = kind.removesuffix("_type").removesuffix("_parsing")
+            words = {"int": "a whole number", "float": "a number", "model": "a table"}
+            return f"{key} = {shown}: it must be {words.get(name, f'a {name}')}"
+        case _:
+            return f"{key} = {shown}: {first['msg'][0].lower()}{first['msg'][1:]}"
+
+
+def _keys(loc: list[str]) -> list[str]:
+    table: type[BaseModel] = Config
+    for name in loc:
+        inner = table.model_fields[name].annotation
+        assert isinstance(inner, type)
+        table = inner
+    return list(table.model_fields)
+
+
+def to_toml(config: Config) -> str:
+    """The whole config as commented TOML: what a run folder keeps."""
+    lines: list[str] = []
+
+    def table(model: BaseModel) -> None:
+        for name, field in type(model).model_fields.items():
+            value = getattr(model, name)
+            if not isinstance(value, BaseModel):
+                lines.append(f"{name} = {json.dumps(value)}  # {field.description}")
+
+    table(config)
+    for name in Config.model_fields:
+        if isinstance(inner := getattr(config, name), BaseModel):
+            lines += ["", f"[{name}]"]
+            table(inner)
+    return "\n".join(lines) + "\n"
+
+
+def differences(a: Config, b: Config) -> list[str]:
+    """The keys in which two configs differ, as `key: x -> y`."""
+    left, right = (_flat(c.model_dump(mode="json")) for c in (a, b))
+    return [f"{k}: {left[k]} -> {right[k]}" for k in left if left[k] != right[k]]
+
+
+def _flat(tables: Mapping[str, Any]) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for name, value in tables.items():
+        if isinstance(value, dict):
+            out |= {f"{name}.{k}": v for k, v in value.items()}
+        else:
+            out[name] = value
+    return out

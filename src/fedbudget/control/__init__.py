@@ -1,0 +1,1 @@
+"""Controllers: what decides each client's knobs, round by round."""

@@ -1,0 +1,233 @@
+"""The embedded engine: clients one after another in this process, or spread over worker processes.
+
+Workers are spawned, so they start alike on Linux and macOS; each has one thread, one model and the
+data in shared memory. Jobs and replies cross pipes as JSON and raw bytes, never as pickles.
+"""
+
+import json
+import signal
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from pickle import PicklingError
+from typing import Any, Self
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from fedbudget.algorithms.algorithm import ClientState
+from fedbudget.engines.engine import Device, Engine, describe, metrics, one_thread
+from fedbudget.errors import UserError
+from fedbudget.plan import Plan
+from fedbudget.task import Score
+from fedbudget.types import Job, Payload, Reply
+
+
+def embedded(plan: Plan, workers: int = 1) -> Engine:
+    """In this process with one worker, else with as many processes."""
+    return InProcess(plan) if workers <= 1 else Workers(plan, workers)
+
+
+class InProcess:
+    """Clients one after another."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.device = Device(plan)
+        self.states: dict[int, ClientState] = {}
+
+    def run(self, jobs: Sequence[Job]) -> Iterator[Reply]:
+        for job in jobs:
+            with one_thread():
+                reply, state = self.device.train(job, self.states.get(job.client, {}))
+            self.states[job.client] = state
+            yield reply
+
+    def evaluate(self, weights: Tensor) -> dict[str, float] | None:
+        if not self.device.batches:
+            return None
+        with one_thread():
+            scores = self.device.score(weights, range(len(self.device.batches)))
+        return metrics(scores, self.device.plan.task.accuracy)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+@dataclass
+class _Worker:
+    process: SpawnProcess
+    pipe: Connection
+    job: Job | None = None
+    payload: Payload | None = None
+    """what it was sent last, so that a broadcast crosses its pipe once"""
+
+
+class Workers:
+    """Clients spread over processes; whoever is free takes the next job."""
+
+    def __init__(self, plan: Plan, workers: int) -> None:
+        self.plan = plan
+        self.states: dict[int, ClientState] = {}
+        self.batches = Device(plan).batches
+        self.workers: list[_Worker] = []
+        try:
+            for _ in range(workers):
+                self.workers.append(self._start())
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def _start(self) -> _Worker:
+        context = torch.multiprocessing.get_context("spawn")
+        here, there = context.Pipe()
+        process = context.Process(target=_work, args=(there, self.plan), daemon=True)
+        try:
+            process.start()
+        except (PicklingError, AttributeError, TypeError) as error:
+            raise UserError(
+                f"worker processes need a model, data and loss that can be pickled "
+                f"({error}); define them at the top of a module, or use workers=1"
+            ) from None
+        there.close()
+        return _Worker(process, here)
+
+    def run(self, jobs: Sequence[Job]) -> Iterator[Reply]:
+        waiting = deque(jobs)
+        died: set[int] = set()
+        while waiting or any(w.job for w in self.workers):
+            for i, worker in enumerate(self.workers):
+                if worker.job is None and waiting:
+                    worker.job = waiting.popleft()
+                    try:
+                        self._give(worker, worker.job)
+                    except OSError:  # it died while idle: the job has not been tried
+                        waiting.appendleft(worker.job)
+                        self.workers[i] = self._replace(worker)
+            busy = {w.pipe: i for i, w in enumerate(self.workers) if w.job is not None}
+            for pipe in wait(list(busy)):
+                i = busy[pipe]  # type: ignore[index]
+                worker = self.workers[i]
+                job = worker.job
+                assert job is not None
+                try:
+                    reply, self.states[job.client] = _receive(worker.pipe)
+                    worker.job = None
+                except (EOFError, OSError):
+                    self.workers[i] = self._replace(worker)
+                    if job.client not in died:  # a second chance, once
+                        died.add(job.client)
+                        waiting.append(job)
+                        continue
+                    reply = Reply.failure(job, "its worker process died twice")
+                yield reply
+
+    def evaluate(self, weights: Tensor) -> dict[str, float] | None:
+        if not self.batches:
+            return None
+        body = memoryview(weights.numpy()).cast("B")
+        n = len(self.workers)
+        scores: dict[int, Score] = {}
+        for attempt in range(2):
+            missing = [i for i in range(len(self.batches)) if i not in scores]
+            asked = []
+            for w, worker in enumerate(self.workers):
+                try:
+                    _send(worker.pipe, {"op": "score", "batches": missing[w::n]}, body)
+                    asked.append((w, missing[w::n]))
+                except OSError:
+                    self.workers[w] = self._replace(worker)
+            for w, batches in asked:
+                try:
+                    answer = json.loads(self.workers[w].pipe.recv_bytes())
+                except (EOFError, OSError):
+                    self.workers[w] = self._replace(self.workers[w])
+                    continue
+                if "error" in answer:
+                    raise UserError(f"evaluation failed: {answer['error']}")
+                scores.update(zip(batches, (Score(*s) for s in answer["scores"]), strict=True))
+            if len(scores) == len(self.batches):
+                break
+        else:
+            raise UserError("evaluation failed: its worker processes died twice")
+        return metrics([scores[i] for i in range(len(self.batches))], self.plan.task.accuracy)
+
+    def _give(self, worker: _Worker, job: Job) -> None:
+        fresh = worker.payload is not job.payload
+        state = self.states.get(job.client, {})
+        header = {"op": "train", "job": job.header(), "fresh": fresh, "state": bool(state)}
+        _send(worker.pipe, header, *([job.payload] if fresh else []))
+        if state:
+            worker.pipe.send_bytes(save(dict(state)))
+        worker.payload = job.payload
+
+    def _replace(self, worker: _Worker) -> _Worker:
+        _stop(worker)
+        return self._start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for worker in self.workers:
+            _stop(worker)
+        self.workers = []
+
+
+def _stop(worker: _Worker) -> None:
+    worker.pipe.close()  # an idle worker sees the end of its pipe and leaves
+    worker.process.join(timeout=1)
+    if worker.process.is_alive():
+        worker.process.kill()
+        worker.process.join()
+    worker.process.close()
+
+
+def _send(pipe: Connection, header: dict[str, Any], *bodies: Payload) -> None:
+    pipe.send_bytes(json.dumps(header).encode())
+    for body in bodies:
+        pipe.send_bytes(body)
+
+
+def _receive(pipe: Connection) -> tuple[Reply, ClientState]:
+    header = json.loads(pipe.recv_bytes())
+    payload = pipe.recv_bytes() if header["payload"] else b""
+    state = load(pipe.recv_bytes()) if header["state"] else {}
+    return Reply.from_header(header["reply"], payload), state
+
+
+def _work(pipe: Connection, plan: Plan) -> None:
+    """A worker's life: answer until the pipe ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends the round
+    torch.set_num_threads(1)
+    device = Device(plan)
+    payload: Payload = b""
+    while True:
+        try:
+            header = json.loads(pipe.recv_bytes())
+            if header["op"] == "score":
+                _score(pipe, device, header["batches"])
+                continue
+            if header["fresh"]:
+                payload = bytearray(pipe.recv_bytes())
+            state = load(pipe.recv_bytes()) if header["state"] else {}
+            reply, state = device.train(Job.from_header(header["job"], payload), state)
+            answer = {"reply": reply.header(), "payload": bool(reply.payload), "state": bool(state)}
+            _send(pipe, answer, *([reply.payload] if reply.payload else []))
+            if state:
+                pipe.send_bytes(save(dict(state)))
+        except (EOFError, OSError):
+            return
+
+
+def _score(pipe: Connection, device: Device, batches: Sequence[int]) -> None:
+    weights = torch.frombuffer(bytearray(pipe.recv_bytes()), dtype=device.model.layout.dtype)
+    try:
+        _send(pipe, {"scores": device.score(weights, batches)})
+    except Exception as error:
+        _send(pipe, {"error": describe(error)})

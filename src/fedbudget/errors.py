@@ -1,0 +1,5 @@
+"""The one exception a user's mistake raises: one sentence, exit code 2."""
+
+
+class UserError(Exception):
+    """What was wrong, where, and what would be right."""

@@ -1,0 +1,1 @@
+"""Models shipped with the library, and the view of any model as layer groups in one vector."""

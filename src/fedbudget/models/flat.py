@@ -1,0 +1,137 @@
+"""Any module as one vector: its trainable tensors, ordered by layer group, in one buffer.
+
+Parameters are views into `weights` and gradients views into `grads`, so that a local step, a
+proximal term, an update and a mean are each one vector operation, and the trained top of a model
+is a slice. The server, the codecs and the algorithms know only vectors and a `Layout`.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from fedbudget.errors import UserError
+from fedbudget.models.layers import layer_groups
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each tensor lies in the vector."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    groups: tuple[int, ...]
+    """the layer group of each tensor, not decreasing"""
+    dtype: torch.dtype = torch.float32
+
+    @cached_property
+    def offsets(self) -> tuple[int, ...]:
+        """Start of each tensor, and the end of the last."""
+        ends = [0]
+        for shape in self.shapes:
+            ends.append(ends[-1] + torch.Size(shape).numel())
+        return tuple(ends)
+
+    @property
+    def size(self) -> int:
+        return self.offsets[-1]
+
+    @property
+    def depth(self) -> int:
+        """Number of layer groups."""
+        return self.groups[-1] + 1
+
+    def span(self, first: int, last: int) -> slice:
+        """The part of the vector that belongs to groups first..last-1."""
+        inside = [i for i, g in enumerate(self.groups) if first <= g < last]
+        return slice(self.offsets[inside[0]], self.offsets[inside[-1] + 1])
+
+    def top(self, k: int) -> slice:
+        """The part of the vector that belongs to the top k groups."""
+        return self.span(self.depth - k, self.depth)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """8 bytes that two sides compare before they exchange vectors."""
+        text = repr([*zip(self.names, self.shapes, self.groups, strict=True)])
+        return hashlib.blake2b(text.encode(), digest_size=8).digest()
+
+    def named(self, vector: Tensor) -> dict[str, Tensor]:
+        """The vector as named tensors (views)."""
+        pieces = zip(self.names, self.shapes, self.offsets, strict=False)
+        return {n: vector[o : o + torch.Size(s).numel()].view(s) for n, s, o in pieces}
+
+
+class FlatModel:
+    """A module whose trainable state lives in one vector."""
+
+    def __init__(self, module: nn.Module, prefixes: Sequence[str] | None = None) -> None:
+        groups = layer_groups(module, prefixes)
+        parameters = dict(module.named_parameters())
+        tensors = {**parameters, **dict(module.named_buffers())}
+        names = [name for group in groups for name in group]
+        dtypes = {tensors[name].dtype for name in names}
+        if len(dtypes) > 1 or not dtypes <= {torch.float32, torch.float64}:
+            raise UserError(
+                f"the model's trainable tensors have dtype {', '.join(sorted(map(str, dtypes)))}; "
+                "they must all be float32 (model.float()) or all float64"
+            )
+        self.module = module
+        self.layout = Layout(
+            tuple(names),
+            tuple(tuple(tensors[name].shape) for name in names),
+            tuple(i for i, group in enumerate(groups) for _ in group),
+            dtypes.pop(),
+        )
+        self.weights = torch.zeros(self.layout.size, dtype=self.layout.dtype)
+        self.grads = torch.zeros_like(self.weights)
+        self._parameters = {name: parameters[name] for name in names if name in parameters}
+        self._grad_views = self.layout.named(self.grads)
+        for name, view in self.layout.named(self.weights).items():
+            view.copy_(tensors[name].detach())
+            tensors[name].data = view
+        self._trained_layers = 0
+        self.freeze(self.layout.depth)
+
+    def freeze(self, k: int) -> slice:
+        """Train the top k groups only; returns their slice of the vector."""
+        part = self.layout.top(k)
+        if k != self._trained_layers:
+            self._trained_layers = k
+            offsets = dict(zip(self.layout.names, self.layout.offsets, strict=False))
+            self._frozen = {name for name in self.layout.names if offsets[name] < part.start}
+            for name, p in self._parameters.items():
+                trains = name not in self._frozen
+                p.requires_grad_(trains)
+                p.grad = self._grad_views[name] if trains else None
+        return part
+
+    def parameter_slices(self, part: slice) -> list[slice]:
+        """The runs of parameters inside `part`: what an optimiser may change, buffers left out."""
+        runs: list[slice] = []
+        offsets = self.layout.offsets
+        for name, a, b in zip(self.layout.names, offsets, offsets[1:], strict=False):
+            if a < part.start or name not in self._parameters:
+                continue
+            if runs and runs[-1].stop == a:
+                runs[-1] = slice(runs[-1].start, b)
+            else:
+                runs.append(slice(a, b))
+        return runs
+
+    def train(self) -> None:
+        """Training mode; frozen layers keep their statistics, which are not sent."""
+        self.module.train()
+        for prefix, m in self.module.named_modules():
+            own = [n for n, _ in m.named_parameters(recurse=False)]
+            own += [n for n, _ in m.named_buffers(recurse=False)]
+            if own and all(f"{prefix}.{n}".lstrip(".") in self._frozen for n in own):
+                m.training = False
+
+    def state_dict(self, vector: Tensor) -> dict[str, Tensor]:
+        """The module's whole state with `vector` in it, as copies that share no memory."""
+        self.weights.copy_(vector)
+        return {name: t.detach().clone() for name, t in self.module.state_dict().items()}

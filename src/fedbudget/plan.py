@@ -1,0 +1,58 @@
+"""Plan: everything a run needs, as objects. Configs and the Python API both end here."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from fedbudget import seeds
+from fedbudget.algorithms.algorithm import Algorithm
+from fedbudget.client import Recipe
+from fedbudget.control.controller import Controller
+from fedbudget.data.examples import Examples
+from fedbudget.models.flat import FlatModel
+from fedbudget.task import Task
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run before it starts. It can be given to a worker process: no closures inside."""
+
+    name: str
+    seed: int
+    rounds: int
+    cohort: int
+    """clients per round"""
+    model: Callable[[], nn.Module]
+    clients: Sequence[Examples]
+    validation: Examples | None
+    algorithm: Algorithm
+    controller: Controller
+    task: Task
+    lr: float
+    recipe: Recipe = field(default_factory=Recipe)
+    round_schedule: str = "constant"
+    weighting: str = "uniform"
+    layers: tuple[str, ...] | None = None
+    """name prefixes of the layer groups, bottom first; None finds them"""
+    evaluate_every: int = 1
+    eval_batch: int = 64
+
+    @property
+    def run(self) -> int:
+        """A number that frames of this run carry."""
+        return seeds.key(self.seed, self.rounds, len(self.clients), self.name)
+
+    def build_model(self) -> FlatModel:
+        """The initial model: the same in every process."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seeds.key(self.seed, 0, seeds.SERVER, "init"))
+            return FlatModel(self.model(), self.layers)
+
+    def lr_at(self, round: int) -> float:
+        """Step size of a round (counting from 1): constant, or a cosine over the run."""
+        if self.round_schedule == "cosine":
+            return self.lr * 0.5 * (1 + math.cos(math.pi * (round - 1) / self.rounds))
+        return self.lr

@@ -1,0 +1,67 @@
+"""One self-contained HTML page: verdict, table, figure, configuration."""
+
+import html
+import io
+import re
+from collections.abc import Sequence
+
+from fedbudget.report.figures import loss_figure
+from fedbudget.report.load import Loaded
+from fedbudget.report.tables import COLUMNS, rows
+
+STYLE = """
+:root { color-scheme: light dark; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 56rem; margin: 2rem auto; padding: 0 1rem; }
+table { border-collapse: collapse; display: block; overflow-x: auto; }
+th, td { padding: .35rem .75rem; border-bottom: 1px solid #8886; text-align: right; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; }
+figure { margin: 1.5rem 0; background: #fff; border-radius: .5rem; padding: .5rem; }
+figure svg { width: 100%; height: auto; }
+figcaption { color: #333; font-size: .9rem; padding: 0 .5rem; }
+pre { overflow-x: auto; font-size: .85rem; }
+"""
+
+
+def page(runs: Sequence[Loaded]) -> str:
+    head = "".join(f"<th>{c}</th>" for c in COLUMNS)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
+        for row in rows(runs)
+    )
+    folders = ", ".join(str(r.path) for r in runs)
+    configs = "".join(
+        f"<details><summary>{html.escape(str(r.path))}</summary>"
+        f"<pre>{html.escape(r.config)}</pre></details>"
+        for r in runs
+    )
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>fedbudget report</title><style>{STYLE}</style></head><body>
+<h1>fedbudget report</h1>
+<p>{html.escape(verdict(runs))}</p>
+<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>
+<figure>{_svg(runs)}
+<figcaption>Validation loss after each round; the band is the range over seeds.
+Read from {html.escape(folders)}.</figcaption></figure>
+<h2>Configuration</h2>{configs}
+</body></html>
+"""
+
+
+def verdict(runs: Sequence[Loaded]) -> str:
+    """The result in a sentence."""
+    scored = [r for r in runs if "loss" in r.summary["validation"]]
+    if not scored:
+        return "No run has been evaluated yet."
+    best = min(scored, key=lambda r: float(r.summary["validation"]["loss"]))
+    return (
+        f"{best.name} (seed {best.seed}) ends lowest, at a validation loss of "
+        f"{best.summary['validation']['loss']:.3f} after {best.summary['rounds_done']} rounds."
+    )
+
+
+def _svg(runs: Sequence[Loaded]) -> str:
+    out = io.StringIO()
+    loss_figure(runs).savefig(out, format="svg")
+    return re.sub(r"^.*?(?=<svg)", "", out.getvalue(), flags=re.DOTALL)

@@ -1,0 +1,216 @@
+"""The loop: a generator of rounds. Everything that lasts is in the State it yields."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedbudget import seeds
+from fedbudget.algorithms.algorithm import Mean, ServerState
+from fedbudget.codecs import frame
+from fedbudget.control.controller import ControlState
+from fedbudget.engines.engine import Engine
+from fedbudget.errors import UserError
+from fedbudget.models.flat import Layout
+from fedbudget.plan import Plan
+from fedbudget.types import Job, Knobs, Reply, RoundRecord
+
+HOPELESS = 3
+"""rounds in a row without a single usable reply before a run gives up"""
+
+
+@dataclass(frozen=True)
+class State:
+    """What a run knows after a round; a checkpoint holds it."""
+
+    round: int
+    server: ServerState
+    control: ControlState
+
+    @property
+    def weights(self) -> Tensor:
+        return self.server["weights"]
+
+
+def first_state(plan: Plan) -> State:
+    model = plan.build_model()
+    return State(0, plan.algorithm.init(model.weights.clone()), plan.controller.init())
+
+
+def run(
+    plan: Plan,
+    engine: Engine,
+    layout: Layout,
+    state: State,
+    on_reply: Callable[[Reply], None] | None = None,
+) -> Iterator[tuple[RoundRecord, State]]:
+    """Rounds after `state` until the plan's last one; `on_reply` hears of each reply as it comes."""
+    hopeless = 0
+    for number in range(state.round + 1, plan.rounds + 1):
+        record, state = one_round(plan, engine, layout, state, number, on_reply)
+        yield record, state
+        hopeless = hopeless + 1 if len(record.dropped) == len(record.cohort) else 0
+        if hopeless == HOPELESS:
+            client, reason = next(iter(record.dropped.items()))
+            raise UserError(
+                f"no client could be used in {HOPELESS} rounds in a row; "
+                f"client {client} in round {number}: {reason}"
+            )
+
+
+def one_round(
+    plan: Plan,
+    engine: Engine,
+    layout: Layout,
+    state: State,
+    number: int,
+    on_reply: Callable[[Reply], None] | None = None,
+) -> tuple[RoundRecord, State]:
+    started = time.perf_counter()
+    cohort = sample(plan, number)
+    knobs = {c: plan.controller.knobs(state.control, c) for c in cohort}
+    down = frame.encode(
+        plan.algorithm.send(state.server),
+        layout,
+        run=plan.run,
+        round=number,
+        client=seeds.SERVER,
+        seed=0,
+        codec="raw64" if layout.dtype == torch.float64 else "raw32",
+    )
+    lr = plan.lr_at(number)
+    jobs = [Job(plan.run, number, c, plan.seed, knobs[c], lr, down) for c in cohort]
+    total = Accumulator(layout)
+    accepted: list[Reply] = []
+    dropped: dict[str, str] = {}
+    up_bytes = 0
+    replies = Timed(engine.run(jobs), on_reply)
+    for job, reply in in_job_order(jobs, replies):
+        up_bytes += len(reply.payload)
+        try:
+            update = checked(job, reply, layout)
+        except frame.FrameError as error:
+            dropped[str(job.client)] = str(error)
+            continue
+        total.add(update, reply.examples if plan.weighting == "examples" else 1.0)
+        accepted.append(reply)
+    server = state.server
+    if accepted:
+        mean = Mean(total.mean(), len(accepted), len(plan.clients))
+        server = plan.algorithm.aggregate(server, mean)
+    aggregated = time.perf_counter()
+    due = number % plan.evaluate_every == 0 or number == plan.rounds
+    validation = engine.evaluate(server["weights"]) if due else None
+    evaluated = time.perf_counter()
+    losses = [r.loss for r in accepted if r.loss is not None]
+    record = RoundRecord(
+        round=number,
+        cohort=tuple(cohort),
+        knobs=shared(knobs),
+        train_loss=sum(losses) / len(losses) if losses else None,
+        validation=validation,
+        up_bytes=up_bytes,
+        down_bytes=len(down) * len(jobs),
+        dropped=dropped,
+        train_s=replies.seconds,
+        evaluate_s=evaluated - aggregated,
+        wall_s=time.perf_counter() - started,
+    )
+    return record, State(number, server, plan.controller.update(state.control, accepted))
+
+
+def sample(plan: Plan, number: int) -> list[int]:
+    """The round's cohort, uniformly without replacement, in client order."""
+    rng = seeds.rng(plan.seed, number, seeds.SERVER, "cohort")
+    chosen = rng.choice(len(plan.clients), size=plan.cohort, replace=False)
+    return sorted(int(c) for c in chosen)
+
+
+def in_job_order(
+    jobs: Sequence[Job], replies: Iterator[Reply]
+) -> Iterator[tuple[Job, Reply]]:
+    """Pair replies with their jobs, in the jobs' order, so that a sum does not depend on arrival."""
+    early: dict[int, Reply] = {}
+    for job in jobs:
+        while job.client not in early:
+            reply = next(replies)
+            early[reply.client] = reply
+        yield job, early.pop(job.client)
+
+
+def checked(job: Job, reply: Reply, layout: Layout) -> frame.Frame:
+    """The update in a reply, or FrameError with the reason why it cannot be used."""
+    if reply.error is not None:
+        raise frame.FrameError(reply.error)
+    update = frame.decode(reply.payload, layout)
+    if (update.run, update.round, update.client) != (job.run, job.round, job.client):
+        raise frame.FrameError("it answers another job")
+    if (update.first, update.last) != (layout.depth - job.knobs.layers, layout.depth):
+        raise frame.FrameError("it covers other layers than the job asked for")
+    if reply.examples < 1:
+        raise frame.FrameError(f"it claims {reply.examples} examples")
+    if not all(frame.finite(part) for part in update.parts):
+        raise frame.FrameError("it holds numbers that are not finite")
+    return update
+
+
+class Timed:
+    """Replies as they come, and the time spent waiting for them: that of training."""
+
+    def __init__(self, replies: Iterator[Reply], on_reply: Callable[[Reply], None] | None) -> None:
+        self.replies = replies
+        self.on_reply = on_reply
+        self.seconds = 0.0
+
+    def __iter__(self) -> Iterator[Reply]:
+        return self
+
+    def __next__(self) -> Reply:
+        started = time.perf_counter()
+        reply = next(self.replies)
+        self.seconds += time.perf_counter() - started
+        if self.on_reply is not None:
+            self.on_reply(reply)
+        return reply
+
+
+class Accumulator:
+    """A weighted mean, layer by layer over those who trained the layer; one update in memory."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.sums: list[Tensor] = []
+        self.weights = [0.0] * layout.depth
+
+    def add(self, update: frame.Frame, weight: float) -> None:
+        if not self.sums:
+            size, dtype = self.layout.size, self.layout.dtype
+            self.sums = [torch.zeros(size, dtype=dtype) for _ in update.parts]
+        if len(update.parts) != len(self.sums):
+            raise frame.FrameError(f"{len(update.parts)} vectors, others sent {len(self.sums)}")
+        where = self.layout.span(update.first, update.last)
+        for total, part in zip(self.sums, update.parts, strict=True):
+            total[where].add_(part, alpha=weight)
+        for group in range(update.first, update.last):
+            self.weights[group] += weight
+
+    def mean(self) -> tuple[Tensor, ...]:
+        first = 0
+        while first < len(self.weights):
+            last = first + 1
+            while last < len(self.weights) and self.weights[last] == self.weights[first]:
+                last += 1
+            if self.weights[first] > 0:
+                for total in self.sums:
+                    total[self.layout.span(first, last)].div_(self.weights[first])
+            first = last
+        return tuple(self.sums)
+
+
+def shared(knobs: Mapping[int, Knobs]) -> dict[str, Knobs]:
+    """One entry "*" where all clients have the same knobs."""
+    if len(set(knobs.values())) == 1:
+        return {"*": next(iter(knobs.values()))}
+    return {str(c): k for c, k in knobs.items()}

@@ -1,0 +1,92 @@
+"""Run a plan into a run folder: rounds, records, checkpoints, a clean stop on Ctrl-C."""
+
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import Any, Protocol, Self
+
+from fedbudget import rounds
+from fedbudget.engines.embedded import embedded
+from fedbudget.plan import Plan
+from fedbudget.rounds import State
+from fedbudget.runs import RunFolder, summarise
+from fedbudget.types import Reply, RoundRecord
+
+
+class Watcher(Protocol):
+    """Something that looks on: a progress display, a tracker, a user's own."""
+
+    def on_reply(self, reply: Reply) -> None: ...
+
+    def on_round(self, record: RoundRecord) -> None: ...
+
+
+class Stop:
+    """The first SIGINT or SIGTERM asks the run to end after its round; a second one ends it now."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.asked = False
+        self.say = say
+        self.before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self.before[number] = signal.signal(number, self._ask)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        self.say("stopping after this round; once more to stop now")
+
+
+def facts(plan: Plan, algorithm: str, controller: str) -> dict[str, Any]:
+    """What a summary says of a run besides its records."""
+    return {
+        "name": plan.name,
+        "algorithm": algorithm,
+        "controller": controller,
+        "seed": plan.seed,
+        "clients": len(plan.clients),
+        "cohort": plan.cohort,
+    }
+
+
+def execute(
+    plan: Plan,
+    folder: RunFolder,
+    about: Mapping[str, Any],
+    workers: int,
+    checkpoint_every: int,
+    watcher: Watcher,
+    stop: Stop,
+    state: State | None = None,
+) -> dict[str, Any]:
+    """Train to the end or until asked to stop; returns the summary it wrote."""
+    model = plan.build_model()
+    state = state or rounds.first_state(plan)
+    saved = state.round
+    try:
+        with embedded(plan, min(workers, plan.cohort)) as engine:
+            for record, state in rounds.run(plan, engine, model.layout, state, watcher.on_reply):
+                folder.append(record)
+                if state.round % checkpoint_every == 0:
+                    folder.save_checkpoint(state)
+                    saved = state.round
+                watcher.on_round(record)
+                if stop.asked:
+                    break
+    finally:
+        if state.round > saved:
+            folder.save_checkpoint(state)
+    folder.save_model(model.state_dict(state.weights))
+    summary = summarise(folder.records(), about, plan.rounds)
+    folder.save_summary(summary)
+    return summary

@@ -1,0 +1,218 @@
+"""The run folder: complete at any moment, whatever kills the run.
+
+    config.toml          the whole configuration, resolved
+    rounds.jsonl         a line a round, flushed
+    checkpoint/          the last two states
+    model.safetensors    the final model, by the module's own names
+    summary.json         the result, written when the run stops
+"""
+
+import json
+import math
+import os
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from fedbudget.errors import UserError
+from fedbudget.rounds import State
+from fedbudget.types import RoundRecord
+
+VERSION = 1
+KEPT = 2
+LAST = 5
+"""rounds that a final figure is the mean of"""
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    path: Path
+
+    @staticmethod
+    def create(path: Path, config: str, overwrite: bool = False) -> "RunFolder":
+        """A new, empty run folder. An older run in its place is removed only when told."""
+        folder = RunFolder(path)
+        if folder.rounds_file.exists() or folder.config_file.exists():
+            if not overwrite:
+                raise UserError(
+                    f"{path} already holds a run; go on with it (fedbudget resume {path}), "
+                    "choose another --out, or add --overwrite"
+                )
+            for old in (
+                *folder.checkpoints(),
+                *(path / name for name in ("model.safetensors", "summary.json", "rounds.jsonl")),
+            ):
+                old.unlink(missing_ok=True)
+        try:
+            folder.checkpoint_folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"{path}: cannot make the run folder: {error.strerror}") from None
+        write(folder.config_file, config.encode())
+        folder.rounds_file.touch()
+        return folder
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "config.toml"
+
+    @property
+    def rounds_file(self) -> Path:
+        return self.path / "rounds.jsonl"
+
+    @property
+    def checkpoint_folder(self) -> Path:
+        return self.path / "checkpoint"
+
+    def append(self, record: RoundRecord) -> None:
+        line = json.dumps(_plain(record.to_json()), allow_nan=False)
+        with self.rounds_file.open("a") as f:
+            f.write(line + "\n")
+            f.flush()
+
+    def records(self) -> list[dict[str, Any]]:
+        """Rounds so far; a line that was cut off by a crash is left out."""
+        return read_records(self.rounds_file)
+
+    def checkpoints(self) -> list[Path]:
+        """Newest first."""
+        return sorted(self.checkpoint_folder.glob("round-*.safetensors"), reverse=True)
+
+    def save_checkpoint(self, state: State) -> None:
+        tensors = {name: t.contiguous() for name, t in state.server.items()}
+        meta = {
+            "version": VERSION,
+            "round": state.round,
+            "control": state.control,
+            "crc32": {name: _crc(t) for name, t in tensors.items()},
+        }
+        body = save(tensors, {"fedbudget": json.dumps(meta)})
+        write(self.checkpoint_folder / f"round-{state.round:08d}.safetensors", body)
+        for old in self.checkpoints()[KEPT:]:
+            old.unlink()
+
+    def load_checkpoint(self, warn: Callable[[str], None]) -> State | None:
+        """The newest state that can be read; `warn` hears of each that cannot. None: no state."""
+        paths = self.checkpoints()
+        for path in paths:
+            try:
+                return _read_state(path)
+            except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+                warn(f"{path} cannot be used ({error}); taking the one before")
+        if paths:
+            raise UserError(f"{self.path}: no checkpoint can be read; start the run again")
+        return None
+
+    def cut_back(self, round: int) -> None:
+        """Forget rounds after a checkpoint's: they will be run again."""
+        kept = [r for r in self.records() if r["round"] <= round]
+        write(self.rounds_file, "".join(json.dumps(r) + "\n" for r in kept).encode())
+
+    def save_model(self, tensors: Mapping[str, Tensor]) -> None:
+        write(self.path / "model.safetensors", save(dict(tensors)))
+
+    def save_summary(self, summary: Mapping[str, Any]) -> None:
+        text = json.dumps(_plain(summary), indent=2, allow_nan=False)
+        write(self.path / "summary.json", (text + "\n").encode())
+
+
+def write(path: Path, body: bytes) -> None:
+    """Whole or not at all: a temporary name, fsync, rename."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        with part.open("wb") as f:
+            f.write(body)
+            f.flush()
+            os.fsync(f.fileno())
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise UserError(f"{path}: cannot write: {error.strerror}") from None
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    records = []
+    try:
+        lines = path.read_text().splitlines()
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; is this a run folder?") from None
+    for line in lines:
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            continue
+    return records
+
+
+def summarise(
+    records: list[dict[str, Any]], facts: Mapping[str, Any], rounds: int
+) -> dict[str, Any]:
+    """summary.json: everything follows from the records and a few facts of the config."""
+    evaluated = [r["validation"] for r in records if r.get("validation")]
+    last = [v for v in evaluated[-LAST:] if v.get("loss") is not None]
+    losses = [v["loss"] for v in evaluated if v.get("loss") is not None]
+    validation = {
+        key: fmean(v[key] for v in last) for key in ("loss", "accuracy") if last and key in last[0]
+    }
+    if losses:
+        validation["best_loss"] = min(losses)
+    knobs = records[-1]["knobs"] if records else {}
+    return {
+        **facts,
+        "rounds": rounds,
+        "rounds_done": len(records),
+        "complete": len(records) == rounds,
+        "validation": validation,
+        "usage": {"counted": {}, "paper": {}, "measured": {}},
+        "wire": {key: sum(r[key] for r in records) for key in ("up_bytes", "down_bytes")},
+        "time": _times(records),
+        "dropped": sum(len(r["dropped"]) for r in records),
+        "knobs": knobs.get("*", knobs),
+    }
+
+
+def _times(records: list[dict[str, Any]]) -> dict[str, float]:
+    wall, train, evaluate = (
+        sum(r[key] for r in records) for key in ("wall_s", "train_s", "evaluate_s")
+    )
+    return {
+        "wall_s": wall,
+        "train_s": train,
+        "evaluate_s": evaluate,
+        "overhead_s": wall - train - evaluate,
+    }
+
+
+def _read_state(path: Path) -> State:
+    with safe_open(path, framework="pt") as f:
+        meta = json.loads((f.metadata() or {})["fedbudget"])
+        tensors = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118
+    if meta["version"] != VERSION:
+        raise ValueError(f"version {meta['version']}, this is {VERSION}")
+    if {name: _crc(t) for name, t in tensors.items()} != meta["crc32"]:
+        raise ValueError("checksum does not match")
+    return State(meta["round"], tensors, meta["control"])
+
+
+def _crc(tensor: Tensor) -> int:
+    return zlib.crc32(memoryview(tensor.numpy()).cast("B"))
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN or infinity: they become null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, torch.Tensor):
+        return _plain(value.tolist())
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return [_plain(v) for v in value]
+    return value
