@@ -111,17 +111,26 @@ def train(
     if not parts:
         raise UserError("clients is empty: give one data set per client")
     check_sizes([len(p) for p in parts])
-    for key, value in {"rounds": rounds, "steps": steps, "batch": batch, "workers": workers}.items():
+    for key, value in {
+        "rounds": rounds,
+        "steps": steps,
+        "batch": batch,
+        "workers": workers,
+    }.items():
         if value < 1:
             raise UserError(f"{key} = {value}: it must be at least 1")
     size = len(parts) if cohort is None else cohort
     if not 1 <= size <= len(parts):
-        raise UserError(f"cohort = {size}: it must be from 1 to {len(parts)}, the number of clients")
+        raise UserError(
+            f"cohort = {size}: it must be from 1 to {len(parts)}, the number of clients"
+        )
     make = partial(copy.deepcopy, model) if isinstance(model, nn.Module) else model
     prefixes = tuple(groups) if groups is not None else None
     depth = len(layer_groups(make(), prefixes))
     if layers is not None and not 1 <= layers <= depth:
-        raise UserError(f"layers = {layers}: it must be from 1 to {depth}, the model's layer groups")
+        raise UserError(
+            f"layers = {layers}: it must be from 1 to {depth}, the model's layer groups"
+        )
     plan = Plan(
         name=name,
         seed=seed,
@@ -147,17 +156,20 @@ def _run(
     model = plan.build_model()
     records: list[RoundRecord] = []
     console = Console(stderr=True, quiet=quiet)
-    state = loop.first_state(plan)
+    weights = model.weights.clone()
     with (
         embedded(plan, workers) as engine,
         Live(console, plan.name, plan.rounds, plan.cohort) as live,
     ):
-        for record, state in loop.run(plan, engine, model.layout, state, live.on_reply):
+        for record, state in loop.run(
+            plan, engine, model.layout, loop.first_state(plan), live.on_reply
+        ):
             records.append(record)
+            weights = state.weights
             live.on_round(record)
             for listen in listeners:
                 listen(record)
     module = plan.model()
-    module.load_state_dict(model.state_dict(state.weights))
+    module.load_state_dict(model.state_dict(weights))
     module.eval()
     return Run(module, tuple(records), plan)

@@ -142,9 +142,7 @@ def _text(config: Config, text: Text) -> Made:
         return clients, validation, _own_model(config, "a text")
     layers, width = parse_size(config.model.size)
     heads = config.model.heads or max(1, width // 32)
-    make = partial(
-        GPT, len(text.vocabulary), context, layers, width, heads, config.model.dropout
-    )
+    make = partial(GPT, len(text.vocabulary), context, layers, width, heads, config.model.dropout)
     return clients, validation, make
 
 

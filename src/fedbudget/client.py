@@ -90,9 +90,7 @@ def train_client(job: Job, agent: Agent, algorithm: Algorithm, state: ClientStat
     )
     loss = total / knobs.steps if knobs.steps else None
     took = time.perf_counter() - started
-    reply = Reply(
-        job.run, job.round, job.client, len(agent.examples), loss, took, payload=payload
-    )
+    reply = Reply(job.run, job.round, job.client, len(agent.examples), loss, took, payload=payload)
     return Trained(reply, state)
 
 
@@ -102,7 +100,7 @@ def _accumulate(batches: Iterator[tuple[Any, Tensor]], agent: Agent, micro_batch
     for _ in range(micro_batches):
         x, y = next(batches)
         loss = agent.task.loss(agent.model.module, x, y) / micro_batches
-        loss.backward()
+        torch.autograd.backward(loss)
         total += loss.item()
     return total
 

@@ -42,13 +42,18 @@ class Data(_Table):
     alpha: float = Field(0.3, gt=0, description="dirichlet: small is very uneven")
     shards_per_client: int = Field(2, ge=1, description="shards: label shards each client gets")
     validation: float = Field(
-        0.1, gt=0, lt=1, description="share held out at the end of a text; labelled data has a test set"
+        0.1,
+        gt=0,
+        lt=1,
+        description="share held out at the end of a text; labelled data has a test set",
     )
 
 
 class Model(_Table):
     kind: str = Field("gpt", description="gpt, softmax, cnn, or package.module:function")
-    size: str = Field("2x128", description="gpt: layers x width; the papers' are 2x128, 6x256, 8x128")
+    size: str = Field(
+        "2x128", description="gpt: layers x width; the papers' are 2x128, 6x256, 8x128"
+    )
     heads: int = Field(0, ge=0, description="gpt: attention heads; 0 = width / 32")
     context: int = Field(128, ge=2, description="gpt: tokens a window holds")
     dropout: float = Field(0.0, ge=0, lt=1, description="gpt: dropout")
@@ -202,7 +207,7 @@ def _sentence(error: ValidationError) -> str:
             return f"{prefix}{context.get('error', first['msg'])}"
         case "literal_error":
             return f"{key} = {shown}: it must be {context['expected']}"
-        case kind if kind.endswith("_type") or kind.endswith("_parsing"):
+        case kind if kind.endswith(("_type", "_parsing")):
             name = kind.removesuffix("_type").removesuffix("_parsing")
             words = {"int": "a whole number", "float": "a number", "model": "a table"}
             return f"{key} = {shown}: it must be {words.get(name, f'a {name}')}"

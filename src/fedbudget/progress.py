@@ -14,7 +14,9 @@ BARS = "▁▂▃▄▅▆▇█"
 class Live:
     """Round, clients done, loss and its course, rates, time left."""
 
-    def __init__(self, console: Console, name: str, rounds: int, cohort: int, done: int = 0) -> None:
+    def __init__(
+        self, console: Console, name: str, rounds: int, cohort: int, done: int = 0
+    ) -> None:
         self.console = console
         self.name, self.rounds, self.cohort = name, rounds, cohort
         self.first = done

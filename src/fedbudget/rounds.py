@@ -128,9 +128,7 @@ def sample(plan: Plan, number: int) -> list[int]:
     return sorted(int(c) for c in chosen)
 
 
-def in_job_order(
-    jobs: Sequence[Job], replies: Iterator[Reply]
-) -> Iterator[tuple[Job, Reply]]:
+def in_job_order(jobs: Sequence[Job], replies: Iterator[Reply]) -> Iterator[tuple[Job, Reply]]:
     """Pair replies with their jobs, in the jobs' order, so that a sum does not depend on arrival."""
     early: dict[int, Reply] = {}
     for job in jobs:

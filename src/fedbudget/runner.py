@@ -71,11 +71,11 @@ def execute(
 ) -> dict[str, Any]:
     """Train to the end or until asked to stop; returns the summary it wrote."""
     model = plan.build_model()
-    state = state or rounds.first_state(plan)
-    saved = state.round
+    begin = state or rounds.first_state(plan)
+    state, saved = begin, begin.round
     try:
         with embedded(plan, min(workers, plan.cohort)) as engine:
-            for record, state in rounds.run(plan, engine, model.layout, state, watcher.on_reply):
+            for record, state in rounds.run(plan, engine, model.layout, begin, watcher.on_reply):
                 folder.append(record)
                 if state.round % checkpoint_every == 0:
                     folder.save_checkpoint(state)

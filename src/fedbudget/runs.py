@@ -1,10 +1,10 @@
 """The run folder: complete at any moment, whatever kills the run.
 
-    config.toml          the whole configuration, resolved
-    rounds.jsonl         a line a round, flushed
-    checkpoint/          the last two states
-    model.safetensors    the final model, by the module's own names
-    summary.json         the result, written when the run stops
+config.toml          the whole configuration, resolved
+rounds.jsonl         a line a round, flushed
+checkpoint/          the last two states
+model.safetensors    the final model, by the module's own names
+summary.json         the result, written when the run stops
 """
 
 import json
@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -202,7 +203,7 @@ def _read_state(path: Path) -> State:
 
 
 def _crc(tensor: Tensor) -> int:
-    return zlib.crc32(memoryview(tensor.numpy()).cast("B"))
+    return zlib.crc32(tensor.numpy().reshape(-1).view(np.uint8).data)
 
 
 def _plain(value: Any) -> Any:

@@ -14,7 +14,7 @@ class Score(NamedTuple):
 
     loss: float
     correct: float
-    count: int
+    size: int
 
 
 class Task(NamedTuple):

@@ -115,9 +115,7 @@ def decode(payload: Payload, layout: Layout, limit: int | None = None) -> Frame:
         at = end + size
     if at != len(view):
         raise FrameError("bytes after the last part")
-    return Frame(
-        run, round, client, seed, name.rstrip(b"\0").decode(), first, last, tuple(vectors)
-    )
+    return Frame(run, round, client, seed, name.rstrip(b"\0").decode(), first, last, tuple(vectors))
 
 
 def finite(vector: Tensor) -> bool:

@@ -11,7 +11,7 @@ from fedbudget.types import Payload
 
 
 def _encode(vector: Tensor, seed: int, *, kind: str) -> Payload:
-    return memoryview(np.ascontiguousarray(vector.numpy(), dtype=kind)).cast("B")
+    return memoryview(np.ascontiguousarray(vector.numpy(), dtype=kind).view(np.uint8).data)
 
 
 def _decode(body: memoryview, count: int, seed: int, *, kind: str) -> Tensor:

@@ -11,7 +11,9 @@ from fedbudget.data.sources import Labelled, Text, encode_text
 from fedbudget.errors import UserError
 
 
-def load(name: str, columns: tuple[str, ...], key: str | None, validation: float) -> Text | Labelled:
+def load(
+    name: str, columns: tuple[str, ...], key: str | None, validation: float
+) -> Text | Labelled:
     """`columns` names the text column, or the input and the label column."""
     try:
         import datasets
@@ -44,7 +46,9 @@ def from_dataset(
                 merged.setdefault(str(k), []).append(text)
             return encode_text(["\n".join(t) + "\n" for t in merged.values()], name)
         return encode_text([text + "\n" for text in rows], name)
-    test_name = next((s for s in ("test", "validation") if hasattr(found, "keys") and s in found), None)
+    test_name = next(
+        (s for s in ("test", "validation") if hasattr(found, "keys") and s in found), None
+    )
     if test_name is not None:
         test = found[test_name]
     else:

@@ -1,6 +1,7 @@
 """Deal examples to clients. Each function returns one entry per client."""
 
 from collections.abc import Hashable, Sequence
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,7 @@ def contiguous(length: int, clients: int, overlap: int = 0) -> list[list[Span]]:
     [[(0, 60)], [(50, 100)]]
     """
     cuts = np.linspace(0, length, clients + 1).astype(int).tolist()
-    return [[(a, min(b + overlap, length))] for a, b in zip(cuts, cuts[1:], strict=False)]
+    return [[(a, min(b + overlap, length))] for a, b in pairwise(cuts)]
 
 
 def blocks(length: int, clients: int, block: int, rng: np.random.Generator) -> list[list[Span]]:

@@ -158,6 +158,4 @@ def cifar10(path: str | None = None) -> Labelled:
             rows = torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(-1, 3073)
             y.append(rows[:, 0].long())
             x.append(rows[:, 1:].reshape(-1, 3, 32, 32))
-    return Labelled(
-        Arrays(torch.cat(x[:5]), torch.cat(y[:5])), Arrays(x[5], y[5]), 10, "cifar10"
-    )
+    return Labelled(Arrays(torch.cat(x[:5]), torch.cat(y[:5])), Arrays(x[5], y[5]), 10, "cifar10")

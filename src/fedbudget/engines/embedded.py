@@ -14,6 +14,7 @@ from multiprocessing.context import SpawnProcess
 from pickle import PicklingError
 from typing import Any, Self
 
+import numpy as np
 import torch
 from safetensors.torch import load, save
 from torch import Tensor
@@ -130,10 +131,10 @@ class Workers:
     def evaluate(self, weights: Tensor) -> dict[str, float] | None:
         if not self.batches:
             return None
-        body = memoryview(weights.numpy()).cast("B")
+        body = weights.numpy().view(np.uint8).data
         n = len(self.workers)
         scores: dict[int, Score] = {}
-        for attempt in range(2):
+        for _ in range(2):
             missing = [i for i in range(len(self.batches)) if i not in scores]
             asked = []
             for w, worker in enumerate(self.workers):
@@ -215,8 +216,9 @@ def _work(pipe: Connection, plan: Plan) -> None:
                 continue
             if header["fresh"]:
                 payload = bytearray(pipe.recv_bytes())
-            state = load(pipe.recv_bytes()) if header["state"] else {}
-            reply, state = device.train(Job.from_header(header["job"], payload), state)
+            job = Job.from_header(header["job"], payload)
+            kept = load(pipe.recv_bytes()) if header["state"] else {}
+            reply, state = device.train(job, kept)
             answer = {"reply": reply.header(), "payload": bool(reply.payload), "state": bool(state)}
             _send(pipe, answer, *([reply.payload] if reply.payload else []))
             if state:

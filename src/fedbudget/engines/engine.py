@@ -65,7 +65,7 @@ def describe(error: BaseException) -> str:
 
 def metrics(scores: Sequence[Score], accuracy: bool) -> dict[str, float]:
     """Mean loss and accuracy; exact sums, so that no engine's split of the batches shows."""
-    count = sum(s.count for s in scores)
+    count = sum(s.size for s in scores)
     found = {"loss": math.fsum(s.loss for s in scores) / count}
     if accuracy:
         found["accuracy"] = math.fsum(s.correct for s in scores) / count

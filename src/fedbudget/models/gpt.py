@@ -82,4 +82,3 @@ class GPT(nn.Module):
             x = block(x)
         logits: Tensor = self.head(self.norm(x))
         return logits
-

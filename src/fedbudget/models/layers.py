@@ -106,9 +106,11 @@ def _parts(prefix: str, module: nn.Module) -> Iterator[tuple[str, nn.Module, boo
         if isinstance(child, nn.ModuleList) and len(child) > 1:
             for i, block in enumerate(child):
                 yield f"{name}.{i}", block, True
-        elif isinstance(child, nn.Sequential | nn.ModuleDict) or _holds_stack(child):
-            yield from _parts(name, child)
-        elif len(children) == 1:
+        elif (
+            isinstance(child, nn.Sequential | nn.ModuleDict)
+            or _holds_stack(child)
+            or len(children) == 1
+        ):
             yield from _parts(name, child)
         else:
             yield name, child, False

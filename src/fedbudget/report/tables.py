@@ -27,7 +27,7 @@ def megabytes(count: float) -> str:
 
 
 def rows(runs: Sequence[Loaded]) -> list[tuple[str, ...]]:
-    found = []
+    found: list[tuple[str, ...]] = []
     for name, same in by_name(runs).items():
         summaries = [r.summary for r in same]
         scores = [s["validation"] for s in summaries]
