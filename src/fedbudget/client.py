@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -54,20 +55,38 @@ def train_client(job: Job, agent: Agent, algorithm: Algorithm, state: ClientStat
     """Train as the job says and encode the update. Raises on failure; an engine makes it a Reply."""
     started = time.perf_counter()
     knobs, model = job.knobs, agent.model
-    received = frame.decode(job.payload, model.layout).parts
+    received = frame.unpack(job.payload, model.layout)
     model.weights.copy_(received[0])
     part = model.freeze(knobs.layers)
-    model.grads.zero_()
-    model.train()
-    run = LocalRun(model, part, received, state, _optimizer(agent.recipe, model, part))
+    run = LocalRun(model, part, received, state, partial(_optimizer, agent.recipe))
     algorithm.start(run)
-    batches = draw(
-        agent.examples, knobs.batch, seeds.rng(job.seed, job.round, job.client, "batches")
+    loss = _local_steps(run, job, agent, algorithm) if knobs.steps else None
+    update, state = algorithm.finish(run)
+    payload = frame.pack(
+        update,
+        model.layout,
+        run=job.run,
+        round=job.round,
+        client=job.client,
+        seed=seeds.key(job.seed, job.round, job.client, "codec"),
+        codec=knobs.codec,
+        first=model.layout.depth - knobs.layers,
     )
+    took = time.perf_counter() - started
+    reply = Reply(job.run, job.round, job.client, len(agent.examples), loss, took, payload=payload)
+    return Trained(reply, state)
+
+
+def _local_steps(run: LocalRun, job: Job, agent: Agent, algorithm: Algorithm) -> float:
+    """The optimiser steps of one local run; returns their mean loss."""
+    knobs = job.knobs
+    order = seeds.rng(job.seed, job.round, job.client, "batches")
+    batches = draw(agent.examples, knobs.batch, order)
+    run.model.train()
     total = 0.0
-    with torch.random.fork_rng(devices=[]):  # dropout draws from torch's global generator
-        torch.manual_seed(seeds.key(job.seed, job.round, job.client, "dropout"))
+    with seeds.torch_seeded(job.seed, job.round, job.client, "dropout"):
         for step in range(knobs.steps):
+            run.grads.zero_()
             total += _accumulate(batches, agent, knobs.accumulate)
             if not math.isfinite(total):
                 raise UserError(f"the training loss became {total} at local step {step + 1}")
@@ -75,23 +94,7 @@ def train_client(job: Job, agent: Agent, algorithm: Algorithm, state: ClientStat
             lr = job.lr * _factor(agent.recipe, step, knobs.steps)
             algorithm.step(run, lr)
             run.lr_sum += lr
-            run.grads.zero_()
-    update, state = algorithm.finish(run)
-    layout = model.layout
-    payload = frame.encode(
-        update,
-        layout,
-        run=job.run,
-        round=job.round,
-        client=job.client,
-        seed=seeds.key(job.seed, job.round, job.client, "codec"),
-        codec=knobs.codec,
-        first=layout.depth - knobs.layers,
-    )
-    loss = total / knobs.steps if knobs.steps else None
-    took = time.perf_counter() - started
-    reply = Reply(job.run, job.round, job.client, len(agent.examples), loss, took, payload=payload)
-    return Trained(reply, state)
+    return total / knobs.steps
 
 
 def _accumulate(batches: Iterator[tuple[Any, Tensor]], agent: Agent, micro_batches: int) -> float:

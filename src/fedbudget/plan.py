@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import nn
 
 from fedbudget import seeds
@@ -47,8 +46,7 @@ class Plan:
 
     def build_model(self) -> FlatModel:
         """The initial model: the same in every process."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seeds.key(self.seed, 0, seeds.SERVER, "init"))
+        with seeds.torch_seeded(self.seed, 0, seeds.SERVER, "init"):
             return FlatModel(self.model(), self.layers)
 
     def lr_at(self, round: int) -> float:

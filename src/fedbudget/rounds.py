@@ -71,7 +71,7 @@ def one_round(
     started = time.perf_counter()
     cohort = sample(plan, number)
     knobs = {c: plan.controller.knobs(state.control, c) for c in cohort}
-    down = frame.encode(
+    down = frame.pack(
         plan.algorithm.send(state.server),
         layout,
         run=plan.run,
@@ -88,13 +88,14 @@ def one_round(
     up_bytes = 0
     replies = Timed(engine.run(jobs), on_reply)
     for job, reply in in_job_order(jobs, replies):
-        up_bytes += len(reply.payload)
+        up_bytes += len(reply.payload) if reply.payload is not None else 0
         try:
-            update = checked(job, reply, layout)
+            vectors = checked(job, reply, layout)
+            weight = reply.examples if plan.weighting == "examples" else 1.0
+            total.add(vectors, layout.depth - job.knobs.layers, weight)
         except frame.FrameError as error:
             dropped[str(job.client)] = str(error)
             continue
-        total.add(update, reply.examples if plan.weighting == "examples" else 1.0)
         accepted.append(reply)
     server = state.server
     if accepted:
@@ -138,20 +139,21 @@ def in_job_order(jobs: Sequence[Job], replies: Iterator[Reply]) -> Iterator[tupl
         yield job, early.pop(job.client)
 
 
-def checked(job: Job, reply: Reply, layout: Layout) -> frame.Frame:
+def checked(job: Job, reply: Reply, layout: Layout) -> tuple[Tensor, ...]:
     """The update in a reply, or FrameError with the reason why it cannot be used."""
-    if reply.error is not None:
-        raise frame.FrameError(reply.error)
-    update = frame.decode(reply.payload, layout)
-    if (update.run, update.round, update.client) != (job.run, job.round, job.client):
+    if reply.error is not None or reply.payload is None:
+        raise frame.FrameError(reply.error or "it has no payload")
+    head = reply.payload.header
+    if (head.run, head.round, head.client) != (job.run, job.round, job.client):
         raise frame.FrameError("it answers another job")
-    if (update.first, update.last) != (layout.depth - job.knobs.layers, layout.depth):
+    if (head.first, head.last) != (layout.depth - job.knobs.layers, layout.depth):
         raise frame.FrameError("it covers other layers than the job asked for")
     if reply.examples < 1:
         raise frame.FrameError(f"it claims {reply.examples} examples")
-    if not all(frame.finite(part) for part in update.parts):
+    vectors = frame.unpack(reply.payload, layout)
+    if not all(frame.finite(vector) for vector in vectors):
         raise frame.FrameError("it holds numbers that are not finite")
-    return update
+    return vectors
 
 
 class Timed:
@@ -182,16 +184,17 @@ class Accumulator:
         self.sums: list[Tensor] = []
         self.weights = [0.0] * layout.depth
 
-    def add(self, update: frame.Frame, weight: float) -> None:
+    def add(self, vectors: Sequence[Tensor], first: int, weight: float) -> None:
+        """An update of the layer groups from `first` to the top."""
         if not self.sums:
             size, dtype = self.layout.size, self.layout.dtype
-            self.sums = [torch.zeros(size, dtype=dtype) for _ in update.parts]
-        if len(update.parts) != len(self.sums):
-            raise frame.FrameError(f"{len(update.parts)} vectors, others sent {len(self.sums)}")
-        where = self.layout.span(update.first, update.last)
-        for total, part in zip(self.sums, update.parts, strict=True):
-            total[where].add_(part, alpha=weight)
-        for group in range(update.first, update.last):
+            self.sums = [torch.zeros(size, dtype=dtype) for _ in vectors]
+        if len(vectors) != len(self.sums):
+            raise frame.FrameError(f"{len(vectors)} vectors, others sent {len(self.sums)}")
+        where = self.layout.span(first, self.layout.depth)
+        for total, vector in zip(self.sums, vectors, strict=True):
+            total[where].add_(vector, alpha=weight)
+        for group in range(first, self.layout.depth):
             self.weights[group] += weight
 
     def mean(self) -> tuple[Tensor, ...]:

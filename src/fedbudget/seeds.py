@@ -6,6 +6,8 @@ same numbers for the same purpose.
 
 import hashlib
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -25,6 +27,13 @@ def rng(seed: int, round: int, client: int, purpose: str) -> np.random.Generator
     return np.random.Generator(np.random.Philox(key=key(seed, round, client, purpose)))
 
 
-def torch_rng(seed: int, round: int, client: int, purpose: str) -> torch.Generator:
-    """The same for code that draws with torch."""
-    return torch.Generator().manual_seed(key(seed, round, client, purpose))
+@contextmanager
+def torch_seeded(seed: int, round: int, client: int, purpose: str) -> Iterator[None]:
+    """Torch's own generator (initial weights, dropout) on one stream, and then as it was before."""
+    # torch.manual_seed would also queue a call for every absent accelerator, and keep it
+    before = torch.default_generator.get_state()
+    torch.default_generator.manual_seed(key(seed, round, client, purpose))
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(before)

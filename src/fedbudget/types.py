@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-Payload = bytes | bytearray | memoryview
+if TYPE_CHECKING:
+    from fedbudget.codecs.frame import Packed
+
+Buffer = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Job:
     seed: int
     knobs: Knobs
     lr: float
-    payload: Payload = field(repr=False)
+    payload: "Packed" = field(repr=False)
     """the frame with what the server sends down"""
 
     def header(self) -> dict[str, Any]:
@@ -42,7 +45,7 @@ class Job:
         return {**fields, "knobs": asdict(self.knobs)}
 
     @staticmethod
-    def from_header(header: Mapping[str, Any], payload: Payload) -> "Job":
+    def from_header(header: Mapping[str, Any], payload: "Packed") -> "Job":
         return Job(**{**header, "knobs": Knobs(**header["knobs"])}, payload=payload)
 
 
@@ -59,13 +62,13 @@ class Reply:
     """mean training loss of the local run"""
     seconds: float = 0.0
     error: str | None = None
-    payload: Payload = field(default=b"", repr=False)
+    payload: "Packed | None" = field(default=None, repr=False)
 
     def header(self) -> dict[str, Any]:
         return {k: v for k, v in self.__dict__.items() if k != "payload"}
 
     @staticmethod
-    def from_header(header: Mapping[str, Any], payload: Payload) -> "Reply":
+    def from_header(header: Mapping[str, Any], payload: "Packed | None") -> "Reply":
         return Reply(**header, payload=payload)
 
     @staticmethod

@@ -6,6 +6,7 @@ an algorithm can be given to a worker process. State is returned, not kept.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -29,11 +30,16 @@ class LocalRun:
     received: tuple[Tensor, ...]
     """what the server sent, the global model first"""
     client: ClientState
-    optimizer: torch.optim.Optimizer
+    make_optimizer: Callable[[FlatModel, slice], torch.optim.Optimizer]
     lr_sum: float = 0.0
     """sum of the step sizes taken so far"""
     work: dict[str, Tensor] = field(default_factory=dict)
     """the algorithm's own vectors"""
+
+    @cached_property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The local optimiser, made when the algorithm's step first uses it."""
+        return self.make_optimizer(self.model, self.part)
 
     @property
     def weights(self) -> Tensor:

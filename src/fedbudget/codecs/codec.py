@@ -5,13 +5,13 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fedbudget.types import Payload
+from fedbudget.types import Buffer
 
 
 class Codec(NamedTuple):
     """A vector as bytes and back; the seed names the random numbers both sides share."""
 
-    encode: Callable[[Tensor, int], Payload]
+    encode: Callable[[Tensor, int], Buffer]
     """(vector, seed) -> body"""
     decode: Callable[[memoryview, int, int], Tensor]
     """(body, number of elements, seed) -> vector; may raise ValueError, must check lengths first"""

@@ -1,22 +1,27 @@
 """The frame: what travels, up and down. Self-describing, checked before anything is allocated.
 
-Layout, little-endian: magic, version, parts, first and last layer group, digest of the model's
-layout, run, round, client, seed, codec name, elements per part, body length, crc32; then the
-length of each part's body and the bodies. The crc covers everything else.
+Little-endian: magic, version, parts, first and last layer group, digest of the model's layout,
+run, round, client, seed, codec name, elements per part, body length, crc32; then the length of
+each part's body and the bodies. The crc covers everything else.
+
+`pack` encodes vectors into a Packed frame; `to_bytes` writes it with its checksum when it leaves
+the process, `from_bytes` reads and checks it on the other side, and `unpack` decodes the vectors.
+A frame that stays in memory is never copied.
 """
 
+import math
 import struct
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from fedbudget import codecs
 from fedbudget.errors import UserError
 from fedbudget.models.flat import Layout
-from fedbudget.types import Payload
+from fedbudget.types import Buffer
 
 MAGIC = b"FBGT"
 VERSION = 1
@@ -26,12 +31,11 @@ _PART = struct.Struct("<Q")
 
 
 class FrameError(ValueError):
-    """A payload that is not a valid frame, and why."""
+    """A payload that is not a valid frame, or not the expected one, and why."""
 
 
-@dataclass(frozen=True)
-class Frame:
-    """A decoded frame: who sent what, for which layer groups."""
+class Header(NamedTuple):
+    """Who sent what, for which layer groups."""
 
     run: int
     round: int
@@ -40,11 +44,25 @@ class Frame:
     codec: str
     first: int
     last: int
-    """the vector covers layer groups first..last-1"""
-    parts: tuple[Tensor, ...]
+    """the vectors cover layer groups first..last-1"""
+    size: int
+    """elements of each vector"""
+    digest: bytes
+    """of the model's layout"""
 
 
-def encode(
+@dataclass(frozen=True)
+class Packed:
+    """A header and encoded bodies; its length is what it takes on the wire."""
+
+    header: Header
+    bodies: tuple[Buffer, ...] = field(repr=False)
+
+    def __len__(self) -> int:
+        return _HEADER.size + sum(_PART.size + len(body) for body in self.bodies)
+
+
+def pack(
     vectors: Sequence[Tensor],
     layout: Layout,
     *,
@@ -54,35 +72,36 @@ def encode(
     seed: int,
     codec: str,
     first: int = 0,
-    last: int | None = None,
-) -> bytearray:
-    """One or more vectors of equal length over the same layer groups, as one frame."""
-    last = layout.depth if last is None else last
-    encoder = codecs.named(codec).encode
-    bodies = [encoder(v, seed + i) for i, v in enumerate(vectors)]
-    length = sum(_PART.size + len(b) for b in bodies)
-    head = _HEADER.pack(
-        *(MAGIC, VERSION, len(vectors), first, last, layout.digest, run, round, client, seed),
-        *(codec.encode(), len(vectors[0]), length, 0),
+) -> Packed:
+    """One or more vectors of equal length over layer groups first.., encoded."""
+    encode = codecs.named(codec).encode
+    header = Header(
+        *(run, round, client, seed, codec, first, layout.depth, len(vectors[0]), layout.digest)
     )
-    frame = bytearray(head)
-    for body in bodies:
-        frame += _PART.pack(len(body))
-        frame += body
-    frame[_CRC_AT : _HEADER.size] = struct.pack("<I", _crc(memoryview(frame)))
-    return frame
+    return Packed(header, tuple(encode(v, (seed + i) % 2**64) for i, v in enumerate(vectors)))
 
 
-def decode(payload: Payload, layout: Layout, limit: int | None = None) -> Frame:
-    """Check everything, then decode; raises FrameError with the reason."""
+def to_bytes(packed: Packed) -> bytearray:
+    """As one buffer, with its checksum."""
+    h = packed.header
+    head = _HEADER.pack(
+        *(MAGIC, VERSION, len(packed.bodies), h.first, h.last, h.digest, h.run, h.round),
+        *(h.client, h.seed, h.codec.encode(), h.size, len(packed) - _HEADER.size, 0),
+    )
+    out = bytearray(b"".join([head, *(x for b in packed.bodies for x in (_PART.pack(len(b)), b))]))
+    struct.pack_into("<I", out, _CRC_AT, _crc(memoryview(out)))
+    return out
+
+
+def from_bytes(payload: Buffer, limit: int | None = None) -> Packed:
+    """Read a frame; every length and the checksum are checked, nothing is copied."""
     view = memoryview(payload)
     if limit is not None and len(view) > limit:
         raise FrameError(f"{len(view)} bytes, more than the {limit} allowed")
     if len(view) < _HEADER.size or bytes(view[:4]) != MAGIC:
         raise FrameError("not a frame")
-    fields = _HEADER.unpack_from(view)
     _, version, parts, first, last, digest, run, round, client, seed, name, count, length, crc = (
-        fields
+        _HEADER.unpack_from(view)
     )
     if version != VERSION:
         raise FrameError(f"frame version {version}; this is version {VERSION}")
@@ -90,37 +109,45 @@ def decode(payload: Payload, layout: Layout, limit: int | None = None) -> Frame:
         raise FrameError(f"body of {len(view) - _HEADER.size} bytes, the header says {length}")
     if crc != _crc(view):
         raise FrameError("checksum does not match")
-    if digest != layout.digest:
-        raise FrameError("it was made for another model")
-    if not (parts > 0 and first < last <= layout.depth):
-        raise FrameError(f"{parts} parts over layer groups {first} to {last} of {layout.depth}")
-    where = layout.span(first, last)
-    if count != where.stop - where.start:
-        raise FrameError(f"{count} elements for layer groups of {where.stop - where.start}")
-    try:
-        codec = codecs.named(name.rstrip(b"\0").decode())
-    except (UnicodeDecodeError, UserError):
-        raise FrameError(f"unknown codec {name!r}") from None
-    vectors = []
+    bodies = []
     at = _HEADER.size
-    for i in range(parts):
-        end = at + _PART.size
-        size = _PART.unpack_from(view, at)[0] if end <= len(view) else len(view)
-        if end + size > len(view):
+    for _ in range(parts):
+        start = at + _PART.size
+        size = _PART.unpack_from(view, at)[0] if start <= len(view) else len(view)
+        at = start + size
+        if at > len(view):
             raise FrameError("a part reaches beyond the frame")
-        try:
-            vectors.append(codec.decode(view[end : end + size], count, (seed + i) % 2**64))
-        except ValueError as error:
-            raise FrameError(str(error)) from None
-        at = end + size
+        bodies.append(view[start:at])
     if at != len(view):
         raise FrameError("bytes after the last part")
-    return Frame(run, round, client, seed, name.rstrip(b"\0").decode(), first, last, tuple(vectors))
+    codec = name.rstrip(b"\0").decode("ascii", errors="replace")
+    header = Header(run, round, client, seed, codec, first, last, count, digest)
+    return Packed(header, tuple(bodies))
+
+
+def unpack(packed: Packed, layout: Layout) -> tuple[Tensor, ...]:
+    """Check that the frame fits the model, then decode its vectors."""
+    h = packed.header
+    if h.digest != layout.digest:
+        raise FrameError("it was made for another model")
+    if not (packed.bodies and h.first < h.last <= layout.depth):
+        raise FrameError(f"{len(packed.bodies)} parts over layer groups {h.first} to {h.last}")
+    where = layout.span(h.first, h.last)
+    if h.size != where.stop - where.start:
+        raise FrameError(f"{h.size} elements for layer groups of {where.stop - where.start}")
+    try:
+        decode = codecs.named(h.codec).decode
+        return tuple(
+            decode(memoryview(body), h.size, (h.seed + i) % 2**64)
+            for i, body in enumerate(packed.bodies)
+        )
+    except (ValueError, UserError) as error:
+        raise FrameError(str(error)) from None
 
 
 def finite(vector: Tensor) -> bool:
-    """One pass: a sum is finite unless an element is not (or the sum overflows, which is as bad)."""
-    return bool(torch.isfinite(vector.sum()))
+    """One pass: a sum is finite unless an element is not, or it overflows, which is as bad."""
+    return math.isfinite(vector.sum().item())
 
 
 def _crc(view: memoryview) -> int:

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from fedbudget.codecs.codec import Codec
-from fedbudget.types import Payload
+from fedbudget.types import Buffer
 
 
-def _encode(vector: Tensor, seed: int, *, kind: str) -> Payload:
+def _encode(vector: Tensor, seed: int, *, kind: str) -> Buffer:
     return memoryview(np.ascontiguousarray(vector.numpy(), dtype=kind).view(np.uint8).data)
 
 

@@ -20,11 +20,13 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from fedbudget.algorithms.algorithm import ClientState
+from fedbudget.codecs import frame
+from fedbudget.codecs.frame import Packed
 from fedbudget.engines.engine import Device, Engine, describe, metrics, one_thread
 from fedbudget.errors import UserError
 from fedbudget.plan import Plan
 from fedbudget.task import Score
-from fedbudget.types import Job, Payload, Reply
+from fedbudget.types import Buffer, Job, Reply
 
 
 def embedded(plan: Plan, workers: int = 1) -> Engine:
@@ -65,7 +67,7 @@ class _Worker:
     process: SpawnProcess
     pipe: Connection
     job: Job | None = None
-    payload: Payload | None = None
+    payload: Packed | None = None
     """what it was sent last, so that a broadcast crosses its pipe once"""
 
 
@@ -162,7 +164,7 @@ class Workers:
         fresh = worker.payload is not job.payload
         state = self.states.get(job.client, {})
         header = {"op": "train", "job": job.header(), "fresh": fresh, "state": bool(state)}
-        _send(worker.pipe, header, *([job.payload] if fresh else []))
+        _send(worker.pipe, header, *([frame.to_bytes(job.payload)] if fresh else []))
         if state:
             worker.pipe.send_bytes(save(dict(state)))
         worker.payload = job.payload
@@ -189,7 +191,7 @@ def _stop(worker: _Worker) -> None:
     worker.process.close()
 
 
-def _send(pipe: Connection, header: dict[str, Any], *bodies: Payload) -> None:
+def _send(pipe: Connection, header: dict[str, Any], *bodies: Buffer) -> None:
     pipe.send_bytes(json.dumps(header).encode())
     for body in bodies:
         pipe.send_bytes(body)
@@ -197,7 +199,7 @@ def _send(pipe: Connection, header: dict[str, Any], *bodies: Payload) -> None:
 
 def _receive(pipe: Connection) -> tuple[Reply, ClientState]:
     header = json.loads(pipe.recv_bytes())
-    payload = pipe.recv_bytes() if header["payload"] else b""
+    payload = frame.from_bytes(pipe.recv_bytes()) if header["payload"] else None
     state = load(pipe.recv_bytes()) if header["state"] else {}
     return Reply.from_header(header["reply"], payload), state
 
@@ -207,7 +209,7 @@ def _work(pipe: Connection, plan: Plan) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends the round
     torch.set_num_threads(1)
     device = Device(plan)
-    payload: Payload = b""
+    payload: Packed | None = None
     while True:
         try:
             header = json.loads(pipe.recv_bytes())
@@ -215,12 +217,18 @@ def _work(pipe: Connection, plan: Plan) -> None:
                 _score(pipe, device, header["batches"])
                 continue
             if header["fresh"]:
-                payload = bytearray(pipe.recv_bytes())
+                payload = frame.from_bytes(bytearray(pipe.recv_bytes()))
+            assert payload is not None
             job = Job.from_header(header["job"], payload)
             kept = load(pipe.recv_bytes()) if header["state"] else {}
             reply, state = device.train(job, kept)
-            answer = {"reply": reply.header(), "payload": bool(reply.payload), "state": bool(state)}
-            _send(pipe, answer, *([reply.payload] if reply.payload else []))
+            answer = {
+                "reply": reply.header(),
+                "payload": reply.payload is not None,
+                "state": bool(state),
+            }
+            body = [frame.to_bytes(reply.payload)] if reply.payload is not None else []
+            _send(pipe, answer, *body)
             if state:
                 pipe.send_bytes(save(dict(state)))
         except (EOFError, OSError):

@@ -49,7 +49,7 @@ class Device:
         """Score some of the validation batches."""
         assert self.plan.validation is not None
         self.model.weights.copy_(weights)
-        self.model.module.eval()
+        self.model.eval()
         return [
             evaluate_batch(
                 self.plan.task, self.model.module, *self.plan.validation.batch(self.batches[i])

@@ -94,6 +94,7 @@ class FlatModel:
             view.copy_(tensors[name].detach())
             tensors[name].data = view
         self._trained_layers = 0
+        self._training = False
         self.freeze(self.layout.depth)
 
     def freeze(self, k: int) -> slice:
@@ -101,13 +102,21 @@ class FlatModel:
         part = self.layout.top(k)
         if k != self._trained_layers:
             self._trained_layers = k
+            self._training = False
             offsets = dict(zip(self.layout.names, self.layout.offsets, strict=False))
             self._frozen = {name for name in self.layout.names if offsets[name] < part.start}
             for name, p in self._parameters.items():
                 trains = name not in self._frozen
                 p.requires_grad_(trains)
                 p.grad = self._grad_views[name] if trains else None
+            self._frozen_modules = [m for p, m in self.module.named_modules() if self._still(p, m)]
         return part
+
+    def _still(self, prefix: str, module: nn.Module) -> bool:
+        """Whether all that a module itself holds is frozen."""
+        held = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+        own = {f"{prefix}.{name}".lstrip(".") for name, _ in held} & set(self.layout.names)
+        return bool(own) and own <= self._frozen
 
     def parameter_slices(self, part: slice) -> list[slice]:
         """The runs of parameters inside `part`: what an optimiser may change, buffers left out."""
@@ -124,12 +133,16 @@ class FlatModel:
 
     def train(self) -> None:
         """Training mode; frozen layers keep their statistics, which are not sent."""
-        self.module.train()
-        for prefix, m in self.module.named_modules():
-            own = [n for n, _ in m.named_parameters(recurse=False)]
-            own += [n for n, _ in m.named_buffers(recurse=False)]
-            if own and all(f"{prefix}.{n}".lstrip(".") in self._frozen for n in own):
-                m.training = False
+        if not self._training:
+            self._training = True
+            self.module.train()
+            for module in self._frozen_modules:
+                module.training = False
+
+    def eval(self) -> None:
+        """Evaluation mode."""
+        self._training = False
+        self.module.eval()
 
     def state_dict(self, vector: Tensor) -> dict[str, Tensor]:
         """The module's whole state with `vector` in it, as copies that share no memory."""

@@ -103,7 +103,7 @@ def _parts(prefix: str, module: nn.Module) -> Iterator[tuple[str, nn.Module, boo
     if not children or any(True for _ in module.parameters(recurse=False)):
         yield prefix, module, False
     for name, child in children:
-        if isinstance(child, nn.ModuleList) and len(child) > 1:
+        if isinstance(child, nn.ModuleList):
             for i, block in enumerate(child):
                 yield f"{name}.{i}", block, True
         elif (
@@ -117,4 +117,4 @@ def _parts(prefix: str, module: nn.Module) -> Iterator[tuple[str, nn.Module, boo
 
 
 def _holds_stack(module: nn.Module) -> bool:
-    return any(isinstance(m, nn.ModuleList) and len(m) > 1 for m in module.modules())
+    return any(isinstance(m, nn.ModuleList) for m in module.modules())
