@@ -4,10 +4,10 @@ import copy
 
 import pytest
 import torch
-from conftest import blobs, softmax_plan, text_plan
 from torch import nn
 from torch.nn import functional as F
 
+from conftest import blobs, softmax_plan, text_plan
 from fedbudget import seeds
 from fedbudget.client import Agent, Recipe, _factor, train_client
 from fedbudget.codecs import frame
@@ -90,7 +90,7 @@ def test_a_loss_that_explodes_says_where():
     plan = softmax_plan()
     flat = plan.build_model()
     agent = Agent(flat, plan.clients[0], plan.task, Recipe("sgd"))
-    with pytest.raises(Exception, match="training loss became (nan|inf) at local step"):
+    with pytest.raises(Exception, match=r"training loss became (nan|inf) at local step"):
         train_client(job_for(flat, Knobs(1, 40, 5), lr=1e38), agent, plan.algorithm, {})
 
 

@@ -7,8 +7,8 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from conftest import softmax_plan, text_plan
 
+from conftest import softmax_plan, text_plan
 from fedbudget import rounds
 from fedbudget.algorithms.algorithm import Algorithm
 from fedbudget.codecs import frame

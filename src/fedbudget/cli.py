@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fedbudget.config import Config
+    from fedbudget.plan import Plan
     from fedbudget.rounds import State
     from fedbudget.runs import RunFolder
 
@@ -55,13 +56,11 @@ def run(
 
     Example: `fedbudget run fedavg --set rounds=20 --set train.lr=2e-3 --out runs/a`
     """
-    from fedbudget.config import find_config, load, to_toml
-    from fedbudget.runs import RunFolder
+    from fedbudget.config import find_config, load
 
     path = find_config(config)
     settings = load(path, set_ or [])
-    folder = RunFolder.create(out or _free(path.stem), to_toml(settings), overwrite)
-    _finish(folder, settings, path.stem)
+    _train(settings, path.stem, out or _free(path.stem), overwrite)
 
 
 @app.command()
@@ -87,8 +86,7 @@ def compare(
     Called again, it goes on where it stopped. Example: `fedbudget compare fedavg fedavg-6x256
     --seeds 3 --out runs/c`
     """
-    from fedbudget.config import find_config, load, to_toml
-    from fedbudget.runs import RunFolder
+    from fedbudget.config import find_config, load
 
     chosen = [(p.stem, p) for p in (find_config(c) for c in configs)]
     if len({name for name, _ in chosen}) < len(chosen):
@@ -100,7 +98,7 @@ def compare(
     ]
     for name, settings, place in every:
         if not (place / "config.toml").exists():
-            _finish(RunFolder.create(place, to_toml(settings)), settings, name)
+            _train(settings, name, place)
         elif load(place / "config.toml") != settings:
             raise UserError(
                 f"{place} was made with another configuration; choose another --out or remove it"
@@ -159,31 +157,30 @@ def demo(
 
     Example: `fedbudget demo --out runs/demo`
     """
-    from fedbudget.config import find_config, load, to_toml
+    from fedbudget.config import find_config, load
     from fedbudget.data.sources import SHAKESPEARE
-    from fedbudget.runs import RunFolder
 
     settings = load(find_config("demo"), set_ or [])
-    console = _console()
     if settings.data.source == "tinyshakespeare" and not settings.data.path:
         from fedbudget.data.files import find
 
         try:
             find(SHAKESPEARE)
         except UserError:
-            console.print(
-                "No network and no Tiny Shakespeare: training on Python's own help texts instead."
-            )
+            _say("No network and no Tiny Shakespeare: training on Python's own help texts instead.")
             settings = load(find_config("demo"), [*(set_ or []), "data.source=topics"])
-    folder = RunFolder.create(out / "fedavg", to_toml(settings), overwrite=True)
-    if _finish(folder, settings, "fedavg"):
-        _show([folder.path], out / "report.html")
+    _train(settings, "fedavg", out / "fedavg", overwrite=True)
+    _show([out / "fedavg"], out / "report.html")
 
 
 def _console() -> "Console":
     from rich.console import Console
 
     return Console()
+
+
+def _say(text: str) -> None:
+    _console().print(text, highlight=False, soft_wrap=True)
 
 
 def _free(name: str) -> Path:
@@ -195,9 +192,21 @@ def _free(name: str) -> Path:
     return path
 
 
+def _train(settings: "Config", name: str, out: Path, overwrite: bool = False) -> None:
+    """A new run. Nothing is written before everything has been checked."""
+    from fedbudget.build import build
+    from fedbudget.config import to_toml
+    from fedbudget.runs import RunFolder
+
+    plan = build(settings, name)
+    _finish(plan, settings, RunFolder.create(out, to_toml(settings), overwrite))
+
+
 def _resume(path: Path, name: str | None = None) -> None:
+    """Go on with a run; one that is finished says so."""
     import json
 
+    from fedbudget.build import build
     from fedbudget.config import load
     from fedbudget.runs import RunFolder
 
@@ -208,28 +217,24 @@ def _resume(path: Path, name: str | None = None) -> None:
     about = path / "summary.json"
     known = json.loads(about.read_text()) if about.exists() else {}
     if known.get("complete"):
-        _console().print(f"{path} is finished: {settings.rounds} rounds", highlight=False)
+        _say(f"{path} is finished: {settings.rounds} rounds")
         return
+    plan = build(settings, name or known.get("name") or path.name)
     state = folder.load_checkpoint(lambda text: print(f"fedbudget: {text}", file=sys.stderr))
     folder.cut_back(state.round if state else 0)
-    _finish(folder, settings, name or known.get("name") or path.name, state)
+    _finish(plan, settings, folder, state)
 
 
 def _finish(
-    folder: "RunFolder", settings: "Config", name: str, state: "State | None" = None
-) -> bool:
-    """Train to the end; False and exit code 130 where the user stopped it."""
-    from fedbudget.build import build, cores
+    plan: "Plan", settings: "Config", folder: "RunFolder", state: "State | None" = None
+) -> None:
+    """Train to the end; exit code 130 where the user stopped it."""
+    from fedbudget.build import cores
     from fedbudget.progress import Live
     from fedbudget.runner import Stop, execute, facts
 
-    console = _console()
-    plan = build(settings, name)
     done = state.round if state else 0
-    with (
-        Live(console, name, plan.rounds, plan.cohort, done) as live,
-        Stop(lambda text: console.print(text)) as stop,
-    ):
+    with Live(_console(), plan.name, plan.rounds, plan.cohort, done) as live, Stop() as stop:
         summary = execute(
             plan,
             folder,
@@ -241,16 +246,12 @@ def _finish(
             state,
         )
     if not summary["complete"]:
-        console.print(
+        _say(
             f"stopped after round {summary['rounds_done']} of {plan.rounds}; "
-            f"go on with: fedbudget resume {folder.path}",
-            highlight=False,
-            soft_wrap=True,
+            f"go on with: fedbudget resume {folder.path}"
         )
         sys.exit(STOPPED)
-    files = "model.safetensors, rounds.jsonl, summary.json, config.toml"
-    console.print(f"wrote {folder.path}/: {files}", highlight=False, soft_wrap=True)
-    return True
+    _say(f"wrote {folder.path}/: model.safetensors, rounds.jsonl, summary.json, config.toml")
 
 
 def _show(folders: list[Path], out: Path | None) -> None:
@@ -259,11 +260,10 @@ def _show(folders: list[Path], out: Path | None) -> None:
     from fedbudget.report.write import write_report
 
     runs = find_runs(folders)
-    console = _console()
-    console.print(terminal(runs))
+    _console().print(terminal(runs))
     if out is not None:
         write_report(runs, out)
-        console.print(f"wrote {out}", highlight=False, soft_wrap=True)
+        _say(f"wrote {out}")
 
 
 if __name__ == "__main__":

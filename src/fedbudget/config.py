@@ -190,7 +190,7 @@ def _set(tables: dict[str, Any], override: str) -> None:
 def _sentence(error: ValidationError) -> str:
     """The first thing that is wrong, in one sentence."""
     first = error.errors()[0]
-    loc = [str(part) for part in first["loc"]]
+    loc = [json.dumps(str(part))[1:-1] for part in first["loc"]]  # escapes what does not print
     key = ".".join(loc)
     given = first["input"]
     context = first.get("ctx", {})

@@ -1,8 +1,9 @@
 """Run a plan into a run folder: rounds, records, checkpoints, a clean stop on Ctrl-C."""
 
+import os
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import FrameType
 from typing import Any, Protocol, Self
 
@@ -25,9 +26,8 @@ class Watcher(Protocol):
 class Stop:
     """The first SIGINT or SIGTERM asks the run to end after its round; a second one ends it now."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
+    def __init__(self) -> None:
         self.asked = False
-        self.say = say
         self.before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -44,7 +44,8 @@ class Stop:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
-        self.say("stopping after this round; once more to stop now")
+        # a handler may interrupt anything, so it does not touch the progress display
+        os.write(2, b"\nstopping after this round; once more to stop now\n")
 
 
 def facts(plan: Plan, algorithm: str, controller: str) -> dict[str, Any]:

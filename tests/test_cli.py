@@ -1,0 +1,173 @@
+"""The command line as a user runs it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from fedbudget.cli import app
+
+TINY = [
+    *("--set", "rounds=3", "--set", "data.source=topics", "--set", "model.size=1x32"),
+    *("--set", "model.context=32", "--set", "train.steps=2", "--set", "train.batch=4"),
+    *("--set", "workers=1"),
+]
+
+
+def fedbudget(*arguments, cwd=None, **options):
+    return subprocess.run(
+        [sys.executable, "-m", "fedbudget.cli", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        timeout=300,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("name", sorted(get_command(app).commands))
+def test_help_of_every_command_has_an_example(name):
+    result = CliRunner().invoke(app, [name, "--help"])
+    assert result.exit_code == 0
+    assert f"fedbudget {name}" in " ".join(result.output.split())
+    assert "Example" in result.output
+
+
+def test_import_and_help_do_not_import_torch():
+    code = "import sys, fedbudget; sys.argv=['fedbudget','--help']\n"
+    code += "from fedbudget.cli import main\n"
+    code += "try:\n    main()\nexcept SystemExit:\n"
+    code += "    print('torch' in sys.modules, 'numpy' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert out.stdout.splitlines()[-1] == "False False"
+
+
+def test_a_run_writes_its_folder_and_a_report_reads_it(tmp_path):
+    done = fedbudget("run", "fedavg", *TINY, "--out", tmp_path / "a")
+    assert done.returncode == 0, done.stderr
+    assert "round 3/3" in done.stdout
+    names = {p.name for p in (tmp_path / "a").iterdir()}
+    assert names == {
+        *("config.toml", "rounds.jsonl", "summary.json", "model.safetensors", "checkpoint")
+    }
+    assert json.loads((tmp_path / "a" / "summary.json").read_text())["complete"] is True
+    assert "blocks.0.up.weight" in load_file(tmp_path / "a" / "model.safetensors")
+
+    again = fedbudget("run", "fedavg", *TINY, "--out", tmp_path / "a")
+    assert (again.returncode, "already holds a run" in again.stderr) == (2, True)
+    finished = fedbudget("resume", tmp_path / "a")
+    assert (finished.returncode, "is finished" in finished.stdout) == (0, True)
+
+    report = fedbudget("report", tmp_path / "a", "--out", tmp_path / "r.html")
+    assert report.returncode == 0
+    assert "fedavg" in report.stdout
+    assert (tmp_path / "r.html").exists()
+
+
+def test_compare_runs_seeds_and_goes_on_where_it_stopped(tmp_path):
+    arguments = ("compare", "fedavg", "--seeds", "2", *TINY, "--out", tmp_path / "c")
+    first = fedbudget(*arguments)
+    assert first.returncode == 0, first.stderr
+    assert "±" in first.stdout
+    again = fedbudget(*arguments)
+    assert again.stdout.count("is finished") == 2
+    other = fedbudget(*arguments, "--set", "train.lr=0.5")
+    assert (other.returncode, "another configuration" in other.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["run", "nothing"], "no such file and no such preset"),
+        (["run", "fedavg", "--set", "train.lr=-1"], "train.lr = -1: input should be greater"),
+        (["run", "fedavg", "--set", "data.path=/no/such/place"], "no input.txt is there"),
+        (["resume", "nowhere"], "no run is here"),
+        (["report", "nowhere"], "no run folder is here"),
+        (["presets", "nothing"], "no preset is named"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(tmp_path, arguments, sentence):
+    done = fedbudget(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_a_mistake_leaves_no_run_folder_behind(tmp_path):
+    fedbudget("run", "fedavg", "--set", "data.path=/no/such/place", cwd=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_presets_are_listed_and_copied(tmp_path):
+    assert "fedavg-mnist" in fedbudget("presets").stdout
+    assert fedbudget("presets", "fedavg", cwd=tmp_path).stdout.strip() == "wrote fedavg.toml"
+    taken = fedbudget("presets", "fedavg", cwd=tmp_path)
+    assert (taken.returncode, "is there already" in taken.stderr) == (2, True)
+    run = fedbudget("run", "fedavg.toml", *TINY, cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert (tmp_path / "runs" / "fedavg" / "summary.json").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_round_and_resume_gives_the_same_model(tmp_path, number):
+    many = [*TINY, "--set", "rounds=40", "--set", "workers=2"]
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "fedbudget.cli",
+            "run",
+            "fedavg",
+            *many,
+            "--out",
+            str(tmp_path / "b"),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    lines = tmp_path / "b" / "rounds.jsonl"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not (lines.exists() and lines.read_text().count("\n")):
+        time.sleep(0.05)
+    os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert f"go on with: fedbudget resume {tmp_path / 'b'}" in out
+    done = lines.read_text().count("\n")
+    assert 1 <= done < 40
+    resumed = fedbudget("resume", tmp_path / "b")
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"round {done + 1}/40" in resumed.stdout
+    whole = fedbudget("run", "fedavg", *many, "--out", tmp_path / "w")
+    assert whole.returncode == 0
+    models = [Path(tmp_path / n / "model.safetensors").read_bytes() for n in ("b", "w")]
+    assert models[0] == models[1]
+
+
+def test_the_demo_says_so_when_there_is_no_network(tmp_path):
+    environment = {
+        **os.environ,
+        "HOME": str(tmp_path),
+        "XDG_CACHE_HOME": str(tmp_path / "c"),
+        "PIP_NO_INDEX": "1",
+        "http_proxy": "http://127.0.0.1:9",
+        "https_proxy": "http://127.0.0.1:9",
+    }
+    environment.pop("FEDBUDGET_DATA", None)
+    environment.pop("PIP_FIND_LINKS", None)
+    quick = ("--set", "rounds=2", "--set", "train.steps=1", "--set", "model.size=1x32")
+    done = fedbudget("demo", *quick, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "No network and no Tiny Shakespeare" in done.stdout
+    assert (tmp_path / "runs" / "demo" / "report.html").exists()

@@ -1,0 +1,177 @@
+"""The run folder, checkpoints and resume."""
+
+import json
+
+import pytest
+import torch
+
+from conftest import text_plan
+from fedbudget.errors import UserError
+from fedbudget.report.load import find_runs
+from fedbudget.report.tables import markdown, rows, spread
+from fedbudget.report.write import write_report
+from fedbudget.runner import Stop, execute, facts
+from fedbudget.runs import RunFolder, summarise
+from fedbudget.types import Reply, RoundRecord
+
+
+class Watch:
+    """Stops a run after some round."""
+
+    def __init__(self, stop: Stop, after: int = 10**9) -> None:
+        self.stop, self.after = stop, after
+
+    def on_reply(self, reply: Reply) -> None:
+        pass
+
+    def on_round(self, record: RoundRecord) -> None:
+        self.stop.asked = record.round >= self.after
+
+
+def go(plan, path, after=10**9, state=None, folder=None):
+    folder = folder or RunFolder.create(path, "rounds = 1\n")
+    stop = Stop()
+    about = facts(plan, "fedavg", "fixed")
+    return execute(plan, folder, about, 1, 1, Watch(stop, after), stop, state)
+
+
+def weights(path):
+    return RunFolder(path).load_checkpoint(lambda text: None).weights
+
+
+def test_a_run_that_was_stopped_and_resumed_equals_one_that_was_not(tmp_path):
+    plan = text_plan(rounds=5)
+    go(plan, tmp_path / "whole")
+    half = go(plan, tmp_path / "half", after=2)
+    assert (half["complete"], half["rounds_done"]) == (False, 2)
+    folder = RunFolder(tmp_path / "half")
+    with folder.rounds_file.open("a") as f:  # a crash while the next line was written
+        f.write('{"round": 3, "coho')
+    state = folder.load_checkpoint(lambda text: None)
+    folder.cut_back(state.round)
+    done = go(plan, None, state=state, folder=folder)
+    assert done["complete"]
+    assert torch.equal(weights(tmp_path / "whole"), weights(tmp_path / "half"))
+    a, b = (RunFolder(tmp_path / n).records() for n in ("whole", "half"))
+    assert [r["validation"] for r in a] == [r["validation"] for r in b]
+    models = [(tmp_path / n / "model.safetensors").read_bytes() for n in ("whole", "half")]
+    assert models[0] == models[1]
+
+
+def test_two_checkpoints_are_kept_and_a_damaged_one_falls_back(tmp_path):
+    go(text_plan(rounds=4), tmp_path / "r")
+    folder = RunFolder(tmp_path / "r")
+    newest, older = folder.checkpoints()
+    assert newest.name == "round-00000004.safetensors"
+    body = newest.read_bytes()
+    for bad in (b"", body[:100], body[:-3], b"text", body[:-4] + bytes(4)):
+        newest.write_bytes(bad)
+        heard = []
+        assert folder.load_checkpoint(heard.append).round == 3
+        assert "round-00000004" in heard[0]
+    older.write_bytes(b"also damaged")
+    with pytest.raises(UserError, match="no checkpoint can be read"):
+        folder.load_checkpoint(lambda text: None)
+
+
+def test_a_run_is_not_overwritten_by_mistake(tmp_path):
+    RunFolder.create(tmp_path / "r", "a = 1")
+    with pytest.raises(UserError, match="already holds a run"):
+        RunFolder.create(tmp_path / "r", "a = 2")
+    RunFolder.create(tmp_path / "r", "a = 2", overwrite=True)
+    assert (tmp_path / "r" / "config.toml").read_text() == "a = 2"
+
+
+def test_a_folder_that_cannot_be_made_is_explained(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot make the run folder"):
+        RunFolder.create(tmp_path / "file" / "r", "")
+
+
+def test_the_summary_has_its_contract(tmp_path):
+    plan = text_plan(rounds=6)
+    go(plan, tmp_path / "r")
+    summary = json.loads((tmp_path / "r" / "summary.json").read_text())
+    records = RunFolder(tmp_path / "r").records()
+    losses = [r["validation"]["loss"] for r in records]
+    assert summary["validation"]["loss"] == pytest.approx(sum(losses[-5:]) / 5)
+    assert summary["validation"]["best_loss"] == min(losses)
+    assert summary["wire"]["up_bytes"] == sum(r["up_bytes"] for r in records)
+    assert summary["knobs"] == {
+        "layers": 3,
+        "steps": 4,
+        "batch": 4,
+        "accumulate": 1,
+        "codec": "raw32",
+    }
+    assert {"name", "algorithm", "controller", "seed", "rounds", "complete", "usage"} <= set(
+        summary
+    )
+    times = summary["time"]
+    assert times["overhead_s"] == pytest.approx(
+        times["wall_s"] - times["train_s"] - times["evaluate_s"]
+    )
+
+
+def test_bytes_are_those_of_the_frames(tmp_path):
+    plan = text_plan(rounds=1)
+    go(plan, tmp_path / "r")
+    (record,) = RunFolder(tmp_path / "r").records()
+    size = 4 * plan.build_model().layout.size
+    assert 0 < record["up_bytes"] / 3 - size <= 128
+    assert record["up_bytes"] == record["down_bytes"]
+
+
+def test_records_without_a_finite_loss_still_make_a_summary_and_a_report(tmp_path):
+    plan = text_plan(rounds=2)
+    go(plan, tmp_path / "a")
+    folder = RunFolder(tmp_path / "a")
+    lines = folder.rounds_file.read_text().splitlines()
+    bad = json.loads(lines[0])
+    bad["validation"] = {"loss": None, "accuracy": None}
+    folder.rounds_file.write_text(json.dumps(bad) + "\n" + lines[1][:40])
+    summary = summarise(folder.records(), {"name": "a", "seed": 0}, 2)
+    assert summary["validation"] == {}
+    folder.save_summary(summary)
+    runs = find_runs([tmp_path])
+    for suffix in ("html", "md", "png", "svg", "pdf"):
+        write_report(runs, tmp_path / f"r.{suffix}")
+        assert (tmp_path / f"r.{suffix}").stat().st_size > 100
+
+
+def test_reports_group_seeds_and_give_their_spread(tmp_path):
+    for seed in (0, 1, 2):
+        go(text_plan(seed=seed), tmp_path / "runs" / f"seed-{seed}")
+    runs = find_runs([tmp_path / "runs"])
+    ((name, seeds, *_),) = rows(runs)
+    assert (name, seeds) == ("tiny", "3")
+    assert " ± " in markdown(runs)
+    assert spread([2.0], ".2f") == "2.00"
+    assert spread([], ".2f") == "-"
+    write_report(runs, tmp_path / "deep" / "report.html")
+    page = (tmp_path / "deep" / "report.html").read_text()
+    assert "<svg" in page
+    assert "http" not in page.replace("http://www.w3.org", "").replace(
+        "http://purl.org", ""
+    ).replace("http://creativecommons.org", "").replace("https://matplotlib.org", "")
+    with pytest.raises(UserError, match=r"'\.gif' is not one of \.html"):
+        write_report(runs, tmp_path / "x.gif")
+    with pytest.raises(UserError, match="no run folder is here"):
+        find_runs([tmp_path / "deep"])
+
+
+def test_a_full_disk_loses_nothing_and_leaves_nothing_half_written(tmp_path, monkeypatch):
+    plan = text_plan(rounds=3)
+    go(plan, tmp_path / "r", after=1)
+    folder = RunFolder(tmp_path / "r")
+    before = folder.load_checkpoint(lambda text: None)
+
+    def full(fd):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(UserError, match="cannot write: No space left"):
+        go(plan, None, state=before, folder=folder)
+    monkeypatch.undo()
+    assert folder.load_checkpoint(lambda text: None).round == before.round
+    assert not list(folder.path.rglob("*.part"))
