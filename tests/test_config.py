@@ -17,7 +17,7 @@ def write(tmp_path, text):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("round = 5", "unknown key round; did you mean rounds? known are rounds, seed"),
+        ("round = 5", "unknown key round; did you mean rounds? known are name, rounds"),
         ("[trian]\nlr = 1", "unknown table trian; did you mean train? known are"),
         ("[train]\nlrr = 1", "unknown key train.lrr; did you mean train.lr? known are cohort"),
         ("rounds = 0", "rounds = 0: input should be greater than or equal to 1"),
@@ -109,7 +109,7 @@ def small(**tables):
 
 
 def test_a_config_becomes_a_plan():
-    plan = build(small(train={"layers": 2, "cohort": 3}), "n")
+    plan = build(small(train={"layers": 2, "cohort": 3}))
     assert (len(plan.clients), plan.cohort) == (16, 3)
     assert plan.controller.knobs({}, 0).layers == 2
     spans = [s for (s,) in plan.clients.spans]
@@ -118,10 +118,10 @@ def test_a_config_becomes_a_plan():
 
 
 def test_texts_can_be_split_by_document_or_at_random():
-    by_key = build(small(data={"source": "topics", "partition": "key"}, train={"cohort": 2}), "n")
+    by_key = build(small(data={"source": "topics", "partition": "key"}, train={"cohort": 2}))
     assert len(by_key.clients) > 50
     iid = build(
-        small(data={"source": "topics", "partition": "iid", "clients": 5}, train={"cohort": 2}), "n"
+        small(data={"source": "topics", "partition": "iid", "clients": 5}, train={"cohort": 2})
     )
     assert len(iid.clients) == 5
 
@@ -140,7 +140,7 @@ def test_texts_can_be_split_by_document_or_at_random():
 )
 def test_parts_that_do_not_fit_are_explained(tables, sentence):
     with pytest.raises(UserError, match=sentence.replace(".", r"\.")):
-        build(small(**tables), "n")
+        build(small(**tables))
 
 
 def test_own_model_and_data_come_from_a_module(tmp_path, monkeypatch):
@@ -159,6 +159,6 @@ def test_own_model_and_data_come_from_a_module(tmp_path, monkeypatch):
         "model": {"kind": "mine_for_test:model"},
         "train": {"cohort": 2},
     }
-    plan = build(config.validate(tree, "x"), "own")
+    plan = build(config.validate(tree, "x"))
     assert len(plan.clients) == 4
     assert plan.build_model().layout.size == 8

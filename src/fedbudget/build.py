@@ -29,7 +29,7 @@ from fedbudget.task import classify
 from fedbudget.types import Knobs
 
 
-def build(config: Config, name: str) -> Plan:
+def build(config: Config) -> Plan:
     """Read the data, check that everything fits together, and name every part."""
     clients, validation, make_model = _data_and_model(config)
     train = config.train
@@ -41,7 +41,7 @@ def build(config: Config, name: str) -> Plan:
         raise UserError(f"train.layers = {train.layers}, but the model has {depth} layer groups")
     knobs = Knobs(train.layers or depth, train.steps, train.batch, train.accumulate)
     return Plan(
-        name=name,
+        name=config.name,
         seed=config.seed,
         rounds=config.rounds,
         cohort=train.cohort,

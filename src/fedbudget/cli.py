@@ -60,7 +60,7 @@ def run(
 
     path = find_config(config)
     settings = load(path, set_ or [])
-    _train(settings, path.stem, out or _free(path.stem), overwrite)
+    _train(settings, out or _free(settings.name), overwrite)
 
 
 @app.command()
@@ -88,24 +88,24 @@ def compare(
     """
     from fedbudget.config import find_config, load
 
-    chosen = [(p.stem, p) for p in (find_config(c) for c in configs)]
-    if len({name for name, _ in chosen}) < len(chosen):
-        raise UserError("compare: two configs have the same file name; runs are named after it")
-    every = [
-        (name, load(path, [*(set_ or []), f"seed={seed}"]), out / name / f"seed-{seed}")
-        for name, path in chosen
-        for seed in range(seeds)
-    ]
-    for name, settings, place in every:
+    paths = [find_config(c) for c in configs]
+    every = {}
+    for path in paths:
+        for seed in range(seeds):
+            settings = load(path, [*(set_ or []), f"seed={seed}"])
+            every[out / settings.name / f"seed-{seed}"] = settings
+    if len(every) < len(paths) * seeds:
+        raise UserError("compare: two configs have the same name; give them different ones")
+    for place, settings in every.items():
         if not (place / "config.toml").exists():
-            _train(settings, name, place)
+            _train(settings, place)
         elif load(place / "config.toml") != settings:
             raise UserError(
                 f"{place} was made with another configuration; choose another --out or remove it"
             )
         else:
-            _resume(place, name)
-    _show([place for _, _, place in every], out / "report.html")
+            _resume(place)
+    _show(list(every), out / "report.html")
 
 
 @app.command()
@@ -169,7 +169,7 @@ def demo(
         except UserError:
             _say("No network and no Tiny Shakespeare: training on Python's own help texts instead.")
             settings = load(find_config("demo"), [*(set_ or []), "data.source=topics"])
-    _train(settings, "fedavg", out / "fedavg", overwrite=True)
+    _train(settings, out / "fedavg", overwrite=True)
     _show([out / "fedavg"], out / "report.html")
 
 
@@ -192,17 +192,17 @@ def _free(name: str) -> Path:
     return path
 
 
-def _train(settings: "Config", name: str, out: Path, overwrite: bool = False) -> None:
+def _train(settings: "Config", out: Path, overwrite: bool = False) -> None:
     """A new run. Nothing is written before everything has been checked."""
     from fedbudget.build import build
     from fedbudget.config import to_toml
     from fedbudget.runs import RunFolder
 
-    plan = build(settings, name)
+    plan = build(settings)
     _finish(plan, settings, RunFolder.create(out, to_toml(settings), overwrite))
 
 
-def _resume(path: Path, name: str | None = None) -> None:
+def _resume(path: Path) -> None:
     """Go on with a run; one that is finished says so."""
     import json
 
@@ -215,11 +215,10 @@ def _resume(path: Path, name: str | None = None) -> None:
     settings = load(path / "config.toml")
     folder = RunFolder(path)
     about = path / "summary.json"
-    known = json.loads(about.read_text()) if about.exists() else {}
-    if known.get("complete"):
+    if about.exists() and json.loads(about.read_text()).get("complete"):
         _say(f"{path} is finished: {settings.rounds} rounds")
         return
-    plan = build(settings, name or known.get("name") or path.name)
+    plan = build(settings)
     state = folder.load_checkpoint(lambda text: print(f"fedbudget: {text}", file=sys.stderr))
     folder.cut_back(state.round if state else 0)
     _finish(plan, settings, folder, state)

@@ -96,6 +96,7 @@ class Train(_Table):
 class Config(_Table):
     """One run."""
 
+    name: str = Field("", description="what tables call the run; the file's name if empty")
     rounds: int = Field(50, ge=1, description="rounds to train")
     seed: int = Field(0, ge=0, lt=2**63, description="all randomness follows from it")
     algorithm: Literal["fedavg"] = Field("fedavg", description="fedavg")
@@ -160,6 +161,7 @@ def load(path: Path, overrides: Iterable[str] = ()) -> Config:
         raise UserError(f"{path}: not valid TOML: {error}") from None
     for override in overrides:
         _set(tables, override)
+    tables.setdefault("name", path.stem)
     return validate(tables, str(path))
 
 

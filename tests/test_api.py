@@ -1,0 +1,119 @@
+"""fedbudget.train, as the README and the examples use it."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import fedbudget as fb
+from conftest import blobs, data_folder
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def make_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def squared(model, x, y):
+    return ((model(x) - nn.functional.one_hot(y, 3)) ** 2).mean()
+
+
+def parts():
+    data = blobs()
+    return [(data.x[i::4], data.y[i::4]) for i in range(4)], (blobs(60, 1).x, blobs(60, 1).y)
+
+
+def test_train_learns_and_returns_the_model():
+    clients, validation = parts()
+    run = fb.train(
+        make_model, clients, validation, rounds=15, steps=8, batch=10, lr=0.03, quiet=True
+    )
+    assert run.summary["validation"]["accuracy"] > 0.9
+    assert run.losses[-1] < 0.8 * run.losses[0]
+    predicted = run.model(validation[0]).argmax(-1)
+    assert (predicted == validation[1]).float().mean() > 0.9
+    assert not run.model.training
+
+
+def test_a_module_is_as_good_as_a_function_and_is_left_alone():
+    clients, validation = parts()
+    torch.manual_seed(0)
+    model = make_model()
+    before = [p.detach().clone() for p in model.parameters()]
+    settings = {"rounds": 2, "steps": 2, "quiet": True}
+    one = fb.train(model, clients, validation, **settings)
+    two = fb.train(model, clients, validation, **settings, workers=2)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    for a, b in zip(one.model.parameters(), two.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_layers_groups_loss_and_callback_are_honoured(tmp_path):
+    clients, validation = parts()
+    heard = []
+    run = fb.train(
+        make_model,
+        clients,
+        validation,
+        rounds=2,
+        steps=2,
+        layers=1,
+        groups=["0", "2"],
+        loss=squared,
+        seed=5,
+        on_round=heard.append,
+        quiet=True,
+    )
+    assert heard == list(run.records)
+    with fb_seeded(5):
+        start = make_model()
+    assert torch.equal(run.model[0].weight, start[0].weight)
+    assert not torch.equal(run.model[2].weight, start[2].weight)
+    assert "accuracy" not in run.records[0].validation
+    run.save(tmp_path / "m.safetensors")
+    run.report(tmp_path / "r.html")
+    run.table()
+    assert (tmp_path / "r.html").exists()
+
+
+def fb_seeded(seed):
+    from fedbudget import seeds
+
+    return seeds.torch_seeded(seed, 0, seeds.SERVER, "init")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"clients": []}, "clients is empty"),
+        ({"cohort": 9}, "cohort = 9: it must be from 1 to 4"),
+        ({"steps": 0}, "steps = 0: it must be at least 1"),
+        ({"layers": 5}, "layers = 5: it must be from 1 to 2"),
+        ({"groups": ["nope"]}, "below 'nope'"),
+        ({"clients": [(torch.zeros(0, 4), torch.zeros(0))]}, "client 0 has 0 examples"),
+    ],
+)
+def test_bad_arguments_are_explained(change, sentence):
+    clients, validation = parts()
+    arguments = {"model": make_model, "clients": clients, "validation": validation} | change
+    with pytest.raises(fb.UserError, match=sentence):
+        fb.train(**arguments, quiet=True)
+
+
+def test_the_hugging_face_example_runs_and_sends_only_what_trains():
+    pytest.importorskip("transformers")
+    run = runpy.run_path(str(EXAMPLES / "hf_gpt2.py"))["main"](rounds=2)
+    assert run.losses[-1] < run.losses[0]
+    embeddings = 256 * 64 + 64 * 64
+    sent = run.records[0].up_bytes / 4 / 4
+    total = sum(p.numel() for p in run.model.parameters())
+    assert abs(sent - (total - embeddings)) < 50
+
+
+def test_the_cnn_example_learns(monkeypatch):
+    monkeypatch.setenv("FEDBUDGET_DATA", str(data_folder("mnist")))
+    run = runpy.run_path(str(EXAMPLES / "cnn_on_images.py"))["main"](rounds=6)
+    assert run.summary["validation"]["accuracy"] > 0.5
