@@ -61,6 +61,8 @@ class Reply:
     loss: float | None = None
     """mean training loss of the local run"""
     seconds: float = 0.0
+    usage: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """accounting ("paper", "counted", "measured") -> resource -> amount, in SI units"""
     error: str | None = None
     payload: "Packed | None" = field(default=None, repr=False)
 
