@@ -60,7 +60,7 @@ def measure(size: str, repeat: int) -> dict[str, float]:
         lr=1e-3,
     )
     engine, state = InProcess(plan), first_state(plan)
-    layout = engine.device.model.layout
+    layout = engine.host.model.layout
     model = make()
     weights = {name: p.detach().clone() for name, p in model.named_parameters()}
     ours, plain = [], []

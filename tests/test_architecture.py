@@ -8,15 +8,16 @@ import fedbudget
 SOURCE = Path(fedbudget.__file__).parent
 # each layer may import itself and what stands before it
 LAYERS = (
-    ("errors", "types", "seeds"),
+    ("errors", "types", "seeds", "units", "threads"),
     ("models", "data", "codecs", "task"),
-    ("algorithms", "control"),
+    ("algorithms", "resources"),
+    ("control",),
     ("client",),
     ("plan",),
     ("engines",),
     ("rounds",),
     ("runs",),
-    ("progress", "runner", "report", "config"),
+    ("progress", "runner", "report", "config", "choices"),
     ("build", "api"),
     ("cli", "__init__"),
 )
@@ -57,7 +58,7 @@ def test_imports_go_one_way():
 
 def test_reports_know_run_folders_only():
     for path in (SOURCE / "report").glob("*.py"):
-        assert imports(path) <= {"errors", "report", "runs"}
+        assert imports(path) <= {"errors", "report", "runs", "units"}
 
 
 def test_all_is_what_is_exported():

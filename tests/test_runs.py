@@ -130,7 +130,7 @@ def test_records_without_a_finite_loss_still_make_a_summary_and_a_report(tmp_pat
     bad = json.loads(lines[0])
     bad["validation"] = {"loss": None, "accuracy": None}
     folder.rounds_file.write_text(json.dumps(bad) + "\n" + lines[1][:40])
-    summary = summarise(folder.records(), {"name": "a", "seed": 0}, 2)
+    summary = summarise(folder.records(), {"name": "a", "seed": 0}, 2, {})
     assert summary["validation"] == {}
     folder.save_summary(summary)
     runs = find_runs([tmp_path])

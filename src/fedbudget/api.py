@@ -43,7 +43,9 @@ class Run:
     def summary(self) -> dict[str, Any]:
         """The same figures as a run folder's summary.json."""
         about = {"name": self.plan.name, "seed": self.plan.seed, "clients": len(self.plan.clients)}
-        return summarise([r.to_json() for r in self.records], about, self.plan.rounds)
+        return summarise(
+            [r.to_json() for r in self.records], about, self.plan.rounds, self.plan.budgets
+        )
 
     @property
     def losses(self) -> list[float]:

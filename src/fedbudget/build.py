@@ -4,6 +4,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,20 +12,31 @@ import numpy as np
 from torch import nn
 
 from fedbudget import seeds
+from fedbudget.algorithms import server
 from fedbudget.algorithms.fedavg import fedavg
+from fedbudget.algorithms.server import ServerOptimizer
 from fedbudget.client import Recipe
+from fedbudget.codecs import named
 from fedbudget.config import Config, Data
-from fedbudget.control.controller import fixed
+from fedbudget.control.controller import Controller, fixed
+from fedbudget.control.deadzones import one_sided, two_sided
+from fedbudget.control.duals import Rule, ascent, augmented_lagrangian, log_barrier, nupi
+from fedbudget.control.paper import clamped, dual_controller
+from fedbudget.control.planner import Grid, Progress, planner
+from fedbudget.control.policies import Base, Policy, cafl, cafl_l
 from fedbudget.data import partition, sources
 from fedbudget.data.examples import Examples, Parts, Texts, Windows, as_examples
 from fedbudget.data.sources import Labelled, Text
 from fedbudget.errors import UserError
 from fedbudget.models.cnn import cnn
+from fedbudget.models.flat import FlatModel
 from fedbudget.models.gpt import GPT
-from fedbudget.models.layers import layer_groups
 from fedbudget.models.size import parse_size
 from fedbudget.models.softmax import Softmax
 from fedbudget.plan import Plan
+from fedbudget.resources import devices
+from fedbudget.resources.budget import read, resolve
+from fedbudget.resources.costs import Costs, costs
 from fedbudget.task import classify
 from fedbudget.types import Knobs
 
@@ -36,10 +48,18 @@ def build(config: Config) -> Plan:
     if train.cohort > len(clients):
         raise UserError(f"train.cohort = {train.cohort}, but there are {len(clients)} clients")
     prefixes = tuple(config.model.layers) or None
-    depth = len(layer_groups(make_model(), prefixes))
+    model = FlatModel(make_model(), prefixes)
+    depth = model.layout.depth
     if train.layers > depth:
         raise UserError(f"train.layers = {train.layers}, but the model has {depth} layer groups")
-    knobs = Knobs(train.layers or depth, train.steps, train.batch, train.accumulate)
+    named(config.codec.name)
+    knobs = Knobs(
+        train.layers or depth, train.steps, train.batch, train.accumulate, config.codec.name
+    )
+    task = classify(train.label_smoothing)
+    device = devices.named(config.budget.device)
+    known = costs(model, task, clients[0], train.optimizer, device, config.model.kind == "gpt")
+    limits = budgets(config, known, knobs)
     return Plan(
         name=config.name,
         seed=config.seed,
@@ -48,9 +68,9 @@ def build(config: Config) -> Plan:
         model=make_model,
         clients=clients,
         validation=validation,
-        algorithm=fedavg(),
-        controller=fixed(knobs),
-        task=classify(train.label_smoothing),
+        algorithm=fedavg(_server(config)),
+        controller=_controller(config, known, limits, knobs),
+        task=task,
         lr=train.lr,
         recipe=Recipe(
             train.optimizer,
@@ -60,12 +80,115 @@ def build(config: Config) -> Plan:
             train.clip,
             train.warmup,
             train.schedule,
+            config.codec.feedback,
         ),
+        meter=known.meter,
+        budgets={config.budget.accounting: limits} if limits else {},
         round_schedule=train.round_schedule,
         weighting=train.weighting,
         layers=prefixes,
         evaluate_every=train.evaluate_every,
     )
+
+
+def build_search(config: Config) -> tuple[Costs, Grid, Progress, dict[str, float]]:
+    """What the planner chooses from, for `fedbudget plan`."""
+    clients, _, make_model = _data_and_model(config)
+    train = config.train
+    model = FlatModel(make_model(), tuple(config.model.layers) or None)
+    device = devices.named(config.budget.device)
+    task = classify(train.label_smoothing)
+    known = costs(model, task, clients[0], train.optimizer, device, config.model.kind == "gpt")
+    base = Knobs(train.layers or model.layout.depth, train.steps, train.batch, train.accumulate)
+    limits = budgets(config, known, base)
+    if not limits:
+        raise UserError("plan: the config names no budget; add some to [budget]")
+    return known, *search(config, known), limits
+
+
+def budgets(config: Config, known: Costs, base: Knobs) -> dict[str, float]:
+    """Budgets as numbers; shares are of FedAvg's usage: the base knobs, sent as they are."""
+    if not config.budget.amounts:
+        return {}
+    plain = replace(base, codec="raw32")
+    if config.budget.accounting == "paper":
+        if known.sizes is None:
+            raise UserError("budget.accounting = 'paper': the papers' proxies are for GPTs only")
+        reference = known.paper(plain)
+    else:
+        reference = known.forecast(plain)
+    return resolve(read(config.budget.amounts), reference, known.device.ambient_c)
+
+
+def search(config: Config, known: Costs) -> tuple[Grid, Progress]:
+    control = config.control
+    depth = known.layout.depth
+    grid = Grid(
+        tuple(range(1, (config.train.layers or depth) + 1)),
+        tuple(control.batches),
+        tuple(control.codecs),
+        control.least_steps,
+        control.most_steps,
+    )
+    total = known.shape.parameters[-1]
+    progress = Progress(
+        tuple(p / total for p in known.shape.parameters),
+        {codec: known.noise(codec) for codec in control.codecs},
+        config.train.cohort,
+        control.noise_scale,
+    )
+    return grid, progress
+
+
+def _controller(config: Config, known: Costs, limits: dict[str, float], knobs: Knobs) -> Controller:
+    control, depth = config.control, known.layout.depth
+    base = Base(knobs.layers - 1, knobs.steps, knobs.batch)
+    policy: dict[str, Policy] = {"cafl-l": cafl_l, "cafl": cafl}
+    match control.controller:
+        case "fixed":
+            return fixed(knobs)
+        case "planner":
+            return planner(known.forecast, *search(config, known), limits)
+        case "clamped":
+            return clamped(base, depth, limits, accounting=config.budget.accounting)
+        case name:
+            return dual_controller(
+                base,
+                depth,
+                limits,
+                policy[name],
+                _rule(config),
+                accounting=config.budget.accounting,
+                preserve_tokens=control.preserve_tokens,
+                ema=control.ema,
+            )
+
+
+def _rule(config: Config) -> Rule:
+    control = config.control
+    zones = {"one-sided": one_sided, "two-sided": two_sided}
+    match control.rule:
+        case "nupi":
+            return nupi(control.eta)
+        case "augmented":
+            return augmented_lagrangian(control.eta)
+        case "barrier":
+            return log_barrier(control.eta)
+        case _:
+            return ascent(control.eta, partial(zones[control.zone], eps=control.epsilon))
+
+
+def _server(config: Config) -> ServerOptimizer:
+    train = config.train
+    match train.server:
+        case "momentum":
+            return server.momentum(train.server_momentum, train.server_lr)
+        case "adam":
+            return server.adam(train.server_lr)
+        case "yogi":
+            return server.yogi(train.server_lr)
+        case _:
+            return server.plain(train.server_lr)
 
 
 def cores() -> int:

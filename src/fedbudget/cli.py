@@ -109,6 +109,29 @@ def compare(
 
 
 @app.command()
+def plan(
+    config: Annotated[str, typer.Argument(help="A preset's name or a TOML file.")],
+    set_: Set = None,
+    rows: Annotated[int, typer.Option(min=1, help="How many settings to show.")] = 12,
+) -> None:
+    """Which knobs the budgets allow, which resource binds, or why nothing fits. No training.
+
+    Example: `fedbudget plan planner --set budget.communication="60 kB"`
+    """
+    from fedbudget.build import build_search
+    from fedbudget.choices import table, why
+    from fedbudget.config import find_config, load
+    from fedbudget.control.planner import affordable
+    from fedbudget.resources.budget import tell
+
+    known, grid, progress, limits = build_search(load(find_config(config), set_ or []))
+    choices = affordable(known.forecast, grid, progress, limits)
+    _say(f"budgets per client and round, counted on {known.device.name}: {tell(limits)}")
+    _console().print(table(choices[:rows], limits))
+    _say(why(choices, limits))
+
+
+@app.command()
 def report(
     folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders of them.")],
     out: Annotated[
@@ -176,7 +199,8 @@ def demo(
 def _console() -> "Console":
     from rich.console import Console
 
-    return Console()
+    # a pipe has no width: tables and lines keep theirs
+    return Console(width=None if sys.stdout.isatty() else 140)
 
 
 def _say(text: str) -> None:
@@ -237,7 +261,7 @@ def _finish(
         summary = execute(
             plan,
             folder,
-            facts(plan, settings.algorithm, "fixed"),
+            facts(plan, settings.algorithm, settings.control.controller),
             settings.workers or cores(),
             settings.checkpoint_every,
             live,

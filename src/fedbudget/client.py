@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from fedbudget import seeds
 from fedbudget.algorithms.algorithm import Algorithm, ClientState, LocalRun
 from fedbudget.codecs import frame
+from fedbudget.codecs.feedback import compensated, remainder
 from fedbudget.data.examples import Examples, draw
 from fedbudget.errors import UserError
 from fedbudget.models.flat import FlatModel
 from fedbudget.task import Task
-from fedbudget.types import Job, Reply
+from fedbudget.types import Job, Knobs, Reply
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,12 @@ class Recipe:
     """share of the local run in which the step size rises"""
     schedule: str = "constant"
     """within a local run: "constant" or "cosine" (down to a tenth)"""
+    feedback: bool = False
+    """error feedback: what the codec loses of one update is added to the client's next"""
+
+
+Meter = Callable[[Knobs, int, int], Mapping[str, Mapping[str, float]]]
+"""(knobs, bytes up, bytes down) -> accounting -> resource -> amount"""
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,7 @@ class Agent:
     examples: Examples
     task: Task
     recipe: Recipe
+    meter: Meter | None = None
 
 
 class Trained(NamedTuple):
@@ -62,19 +70,47 @@ def train_client(job: Job, agent: Agent, algorithm: Algorithm, state: ClientStat
     algorithm.start(run)
     loss = _local_steps(run, job, agent, algorithm) if knobs.steps else None
     update, state = algorithm.finish(run)
+    payload, kept = _encode(job, run, update, agent.recipe.feedback)
+    state = {**state, **kept}
+    reply = Reply(
+        job.run,
+        job.round,
+        job.client,
+        examples=len(agent.examples),
+        loss=loss,
+        seconds=time.perf_counter() - started,
+        usage=agent.meter(knobs, len(payload), len(job.payload)) if agent.meter else {},
+        payload=payload,
+    )
+    return Trained(reply, state)
+
+
+def _encode(
+    job: Job, run: LocalRun, update: Sequence[Tensor], feedback: bool
+) -> tuple[frame.Packed, ClientState]:
+    """The update as a frame, and with error feedback what its codec lost, over the whole model."""
+    layout = run.model.layout
+    kept: dict[str, Tensor] = {}
+    if feedback:
+        for i in range(len(update)):
+            name = f"residual{i}"
+            kept[name] = run.client.get(name, torch.zeros(layout.size)).clone()
+        update = [compensated(u, r[run.part]) for u, r in zip(update, kept.values(), strict=True)]
     payload = frame.pack(
         update,
-        model.layout,
+        layout,
         run=job.run,
         round=job.round,
         client=job.client,
         seed=seeds.key(job.seed, job.round, job.client, "codec"),
-        codec=knobs.codec,
-        first=model.layout.depth - knobs.layers,
+        codec=job.knobs.codec,
+        first=layout.depth - job.knobs.layers,
     )
-    took = time.perf_counter() - started
-    reply = Reply(job.run, job.round, job.client, len(agent.examples), loss, took, payload=payload)
-    return Trained(reply, state)
+    if feedback:
+        decoded = frame.unpack(payload, layout)
+        for sent, got, residual in zip(update, decoded, kept.values(), strict=True):
+            residual[run.part] = remainder(sent, got)
+    return payload, kept
 
 
 def _local_steps(run: LocalRun, job: Job, agent: Agent, algorithm: Algorithm) -> float:

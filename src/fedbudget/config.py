@@ -82,6 +82,13 @@ class Train(_Table):
         "constant", description="step size over the rounds: constant, cosine"
     )
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="in the training loss only")
+    server: Literal["mean", "momentum", "adam", "yogi"] = Field(
+        "mean", description="what the server makes of the mean update: mean, momentum, adam, yogi"
+    )
+    server_lr: float = Field(1.0, gt=0, description="server step size")
+    server_momentum: float = Field(
+        0.5, ge=0, lt=1, description="momentum: how much of the last step"
+    )
     weighting: Literal["uniform", "examples"] = Field(
         "uniform", description="mean of the updates: uniform (the papers), examples"
     )
@@ -91,6 +98,55 @@ class Train(_Table):
     @classmethod
     def _pair(cls, value: Any) -> Any:
         return tuple(value) if isinstance(value, list) else value
+
+
+class Budget(BaseModel):
+    """Per client and round; any resource that is counted may be named, a user's own too."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+    __pydantic_extra__: dict[str, str | float | int]
+
+    device: str = Field(
+        "raspberry-pi-5", description="device profile that turns work into joules and degrees"
+    )
+    accounting: Literal["counted", "paper"] = Field(
+        "counted", description="which usage the budgets are about: counted, paper (the proxies)"
+    )
+
+    @property
+    def amounts(self) -> dict[str, str | float]:
+        return dict(self.__pydantic_extra__ or {})
+
+
+class Control(_Table):
+    controller: Literal["fixed", "planner", "cafl-l", "cafl", "clamped"] = Field(
+        "fixed", description="fixed, planner, cafl-l, cafl, clamped (the CAFL-L authors' code)"
+    )
+    noise_scale: float = Field(16.0, gt=0, description="planner: gradient noise scale, in examples")
+    batches: list[int] = Field([2, 4, 8, 16, 32], description="planner: batch sizes to choose from")
+    codecs: list[str] = Field(
+        ["raw32", "int8", "eden4", "eden2", "eden1.6", "eden1"],
+        description="planner: codecs to choose from",
+    )
+    least_steps: int = Field(10, ge=1, description="planner: fewest local steps")
+    most_steps: int = Field(1000, ge=1, description="planner: most local steps")
+    eta: float = Field(0.01, gt=0, description="duals: step size")
+    rule: Literal["ascent", "nupi", "augmented", "barrier"] = Field(
+        "ascent", description="duals: ascent (with a dead zone), nupi, augmented, barrier"
+    )
+    zone: Literal["one-sided", "two-sided"] = Field(
+        "one-sided", description="duals: one-sided (CAFL eq. 9), two-sided (the authors' code)"
+    )
+    epsilon: float = Field(0.05, ge=0, lt=1, description="duals: half-width of the dead zone")
+    ema: float = Field(0.0, ge=0, lt=1, description="duals: weight of the past in smoothed usage")
+    preserve_tokens: bool = Field(
+        True, description="cafl-l, cafl: accumulate micro-batches to keep the samples (eq. 8)"
+    )
+
+
+class CodecTable(_Table):
+    name: str = Field("raw32", description="how updates travel where no controller decides")
+    feedback: bool = Field(False, description="error feedback: a client keeps what a code lost")
 
 
 class Config(_Table):
@@ -106,6 +162,9 @@ class Config(_Table):
     data: Data = Data()
     model: Model = Model()
     train: Train = Train()
+    budget: Budget = Budget()
+    control: Control = Control()
+    codec: CodecTable = CodecTable()
 
     @model_validator(mode="after")
     def _fits(self) -> "Config":
@@ -114,6 +173,13 @@ class Config(_Table):
                 f"train.cohort = {self.train.cohort} is more than data.clients = "
                 f"{self.data.clients}; take at most {self.data.clients}"
             )
+        if self.control.controller != "fixed" and not self.budget.amounts:
+            raise ValueError(
+                f"control.controller = {self.control.controller!r} needs budgets: "
+                'name some in [budget], such as communication = "600 kB"'
+            )
+        if self.control.controller == "planner" and self.budget.accounting == "paper":
+            raise ValueError("the planner keeps counted budgets; budget.accounting must be counted")
         if self.data.source == "text" and not self.data.path:
             raise ValueError('data.source = "text" needs data.path, a text file or folder')
         if self.model.kind == "gpt":
@@ -235,6 +301,8 @@ def to_toml(config: Config) -> str:
             value = getattr(model, name)
             if not isinstance(value, BaseModel):
                 lines.append(f"{name} = {json.dumps(value)}  # {field.description}")
+        for name, value in (model.model_extra or {}).items():
+            lines.append(f"{name} = {json.dumps(value)}")
 
     table(config)
     for name in Config.model_fields:

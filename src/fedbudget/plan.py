@@ -1,14 +1,14 @@
 """Plan: everything a run needs, as objects. Configs and the Python API both end here."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import nn
 
 from fedbudget import seeds
 from fedbudget.algorithms.algorithm import Algorithm
-from fedbudget.client import Recipe
+from fedbudget.client import Meter, Recipe
 from fedbudget.control.controller import Controller
 from fedbudget.data.examples import Examples
 from fedbudget.models.flat import FlatModel
@@ -32,6 +32,10 @@ class Plan:
     task: Task
     lr: float
     recipe: Recipe = field(default_factory=Recipe)
+    meter: Meter | None = None
+    """what a client reports of its usage"""
+    budgets: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """accounting -> resource -> limit per client and round"""
     round_schedule: str = "constant"
     weighting: str = "uniform"
     layers: tuple[str, ...] | None = None

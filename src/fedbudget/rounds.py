@@ -114,6 +114,7 @@ def one_round(
         validation=validation,
         up_bytes=up_bytes,
         down_bytes=len(down) * len(jobs),
+        usage=by_accounting(accepted),
         dropped=dropped,
         train_s=replies.seconds,
         evaluate_s=evaluated - aggregated,
@@ -208,6 +209,15 @@ class Accumulator:
                     total[self.layout.span(first, last)].div_(self.weights[first])
             first = last
         return tuple(self.sums)
+
+
+def by_accounting(replies: Sequence[Reply]) -> dict[str, dict[str, Mapping[str, float]]]:
+    """accounting -> client -> resource -> amount"""
+    found: dict[str, dict[str, Mapping[str, float]]] = {}
+    for reply in replies:
+        for accounting, usage in reply.usage.items():
+            found.setdefault(accounting, {})[str(reply.client)] = usage
+    return found
 
 
 def shared(knobs: Mapping[int, Knobs]) -> dict[str, Knobs]:

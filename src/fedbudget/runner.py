@@ -88,6 +88,6 @@ def execute(
         if state.round > saved:
             folder.save_checkpoint(state)
     folder.save_model(model.state_dict(state.weights))
-    summary = summarise(folder.records(), about, plan.rounds)
+    summary = summarise(folder.records(), about, plan.rounds, plan.budgets)
     folder.save_summary(summary)
     return summary

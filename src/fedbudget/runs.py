@@ -26,6 +26,7 @@ from torch import Tensor
 from fedbudget.errors import UserError
 from fedbudget.rounds import State
 from fedbudget.types import RoundRecord
+from fedbudget.units import UNITS
 
 VERSION = 1
 KEPT = 2
@@ -153,7 +154,10 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
 
 def summarise(
-    records: list[dict[str, Any]], facts: Mapping[str, Any], rounds: int
+    records: list[dict[str, Any]],
+    facts: Mapping[str, Any],
+    rounds: int,
+    budgets: Mapping[str, Mapping[str, float]],
 ) -> dict[str, Any]:
     """summary.json: everything follows from the records and a few facts of the config."""
     evaluated = [r["validation"] for r in records if r.get("validation")]
@@ -171,12 +175,37 @@ def summarise(
         "rounds_done": len(records),
         "complete": len(records) == rounds,
         "validation": validation,
-        "usage": {"counted": {}, "paper": {}, "measured": {}},
+        "usage": {
+            accounting: _usage(records, accounting, budgets.get(accounting, {}))
+            for accounting in ("counted", "paper", "measured")
+        },
         "wire": {key: sum(r[key] for r in records) for key in ("up_bytes", "down_bytes")},
         "time": _times(records),
         "dropped": sum(len(r["dropped"]) for r in records),
         "knobs": knobs.get("*", knobs),
     }
+
+
+def _usage(
+    records: list[dict[str, Any]], accounting: str, budgets: Mapping[str, float]
+) -> dict[str, dict[str, Any]]:
+    """Each resource's final mean, worst case and what it says of its budget."""
+    rounds = [list(r["usage"].get(accounting, {}).values()) for r in records]
+    rounds = [clients for clients in rounds if clients]
+    found: dict[str, dict[str, Any]] = {}
+    for resource in rounds[0][0] if rounds else ():
+        final = fmean(c[resource] for clients in rounds[-LAST:] for c in clients)
+        peaks = [max(c[resource] for c in clients) for clients in rounds]
+        found[resource] = {"final": final, "worst": max(peaks)}
+        found[resource]["unit"] = UNITS.get(resource, "") if accounting != "paper" else ""
+        if resource in budgets:
+            limit = budgets[resource]
+            found[resource] |= {
+                "budget": limit,
+                "ratio": final / limit,
+                "rounds_over": sum(peak > limit * (1 + 1e-9) for peak in peaks),
+            }
+    return found
 
 
 def _times(records: list[dict[str, Any]]) -> dict[str, float]:

@@ -91,6 +91,8 @@ class RoundRecord:
     validation: Mapping[str, float] | None
     up_bytes: int
     down_bytes: int
+    usage: Mapping[str, Mapping[str, Mapping[str, float]]]
+    """accounting -> client number -> resource -> amount"""
     dropped: Mapping[str, str]
     """client number -> why its reply was not used"""
     train_s: float

@@ -22,10 +22,11 @@ from torch import Tensor
 from fedbudget.algorithms.algorithm import ClientState
 from fedbudget.codecs import frame
 from fedbudget.codecs.frame import Packed
-from fedbudget.engines.engine import Device, Engine, describe, metrics, one_thread
+from fedbudget.engines.engine import Engine, Host, describe, metrics
 from fedbudget.errors import UserError
 from fedbudget.plan import Plan
 from fedbudget.task import Score
+from fedbudget.threads import one_thread
 from fedbudget.types import Buffer, Job, Reply
 
 
@@ -38,22 +39,22 @@ class InProcess:
     """Clients one after another."""
 
     def __init__(self, plan: Plan) -> None:
-        self.device = Device(plan)
+        self.host = Host(plan)
         self.states: dict[int, ClientState] = {}
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Reply]:
         for job in jobs:
             with one_thread():
-                reply, state = self.device.train(job, self.states.get(job.client, {}))
+                reply, state = self.host.train(job, self.states.get(job.client, {}))
             self.states[job.client] = state
             yield reply
 
     def evaluate(self, weights: Tensor) -> dict[str, float] | None:
-        if not self.device.batches:
+        if not self.host.batches:
             return None
         with one_thread():
-            scores = self.device.score(weights, range(len(self.device.batches)))
-        return metrics(scores, self.device.plan.task.accuracy)
+            scores = self.host.score(weights, range(len(self.host.batches)))
+        return metrics(scores, self.host.plan.task.accuracy)
 
     def __enter__(self) -> Self:
         return self
@@ -77,7 +78,7 @@ class Workers:
     def __init__(self, plan: Plan, workers: int) -> None:
         self.plan = plan
         self.states: dict[int, ClientState] = {}
-        self.batches = Device(plan).batches
+        self.batches = Host(plan).batches
         self.workers: list[_Worker] = []
         try:
             for _ in range(workers):
@@ -208,20 +209,20 @@ def _work(pipe: Connection, plan: Plan) -> None:
     """A worker's life: answer until the pipe ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends the round
     torch.set_num_threads(1)
-    device = Device(plan)
+    host = Host(plan)
     payload: Packed | None = None
     while True:
         try:
             header = json.loads(pipe.recv_bytes())
             if header["op"] == "score":
-                _score(pipe, device, header["batches"])
+                _score(pipe, host, header["batches"])
                 continue
             if header["fresh"]:
                 payload = frame.from_bytes(bytearray(pipe.recv_bytes()))
             assert payload is not None
             job = Job.from_header(header["job"], payload)
             kept = load(pipe.recv_bytes()) if header["state"] else {}
-            reply, state = device.train(job, kept)
+            reply, state = host.train(job, kept)
             answer = {
                 "reply": reply.header(),
                 "payload": reply.payload is not None,
@@ -235,9 +236,9 @@ def _work(pipe: Connection, plan: Plan) -> None:
             return
 
 
-def _score(pipe: Connection, device: Device, batches: Sequence[int]) -> None:
-    weights = torch.frombuffer(bytearray(pipe.recv_bytes()), dtype=device.model.layout.dtype)
+def _score(pipe: Connection, host: Host, batches: Sequence[int]) -> None:
+    weights = torch.frombuffer(bytearray(pipe.recv_bytes()), dtype=host.model.layout.dtype)
     try:
-        _send(pipe, {"scores": device.score(weights, batches)})
+        _send(pipe, {"scores": host.score(weights, batches)})
     except Exception as error:
         _send(pipe, {"error": describe(error)})

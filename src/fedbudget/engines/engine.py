@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol, Self
 
-import torch
 from torch import Tensor
 
 from fedbudget.algorithms.algorithm import ClientState
@@ -27,7 +26,7 @@ class Engine(Protocol):
     def __exit__(self, *error: object) -> None: ...
 
 
-class Device:
+class Host:
     """One process's model and data, used for one client after another."""
 
     def __init__(self, plan: Plan) -> None:
@@ -40,7 +39,7 @@ class Device:
     def train(self, job: Job, state: ClientState) -> tuple[Reply, ClientState]:
         plan = self.plan
         try:
-            agent = Agent(self.model, plan.clients[job.client], plan.task, plan.recipe)
+            agent = Agent(self.model, plan.clients[job.client], plan.task, plan.recipe, plan.meter)
             return train_client(job, agent, plan.algorithm, state)
         except Exception as error:  # whatever a client's model or data raises, the round goes on
             return Reply.failure(job, describe(error)), state
@@ -70,14 +69,3 @@ def metrics(scores: Sequence[Score], accuracy: bool) -> dict[str, float]:
     if accuracy:
         found["accuracy"] = math.fsum(s.correct for s in scores) / count
     return found
-
-
-class one_thread:  # noqa: N801
-    """Torch on one thread: the same bits as a worker process, and no spinning threads."""
-
-    def __enter__(self) -> None:
-        self.before = torch.get_num_threads()
-        torch.set_num_threads(1)
-
-    def __exit__(self, *error: object) -> None:
-        torch.set_num_threads(self.before)

@@ -1,0 +1,139 @@
+"""Policies: knobs from duals, in the papers' terms and then in ours.
+
+k counts unfrozen blocks, s local steps, b the examples of a micro-batch, q the compression level.
+A resource that has no dual counts as 0.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from math import ceil, floor
+from typing import NamedTuple
+
+from fedbudget.types import Knobs
+
+
+class Base(NamedTuple):
+    """k, s and b: where a policy starts from, and what it gives."""
+
+    k: int
+    s: int
+    b: int
+
+
+class Threshold(NamedTuple):
+    """Compress at level q as soon as a resource's dual is above a value."""
+
+    q: int
+    resource: str
+    above: float
+
+
+Prices = Mapping[str, float]
+"""resource -> lambda"""
+Policy = Callable[[Prices, Base], Base]
+
+THRESHOLDS = (
+    Threshold(1, "communication", 0.03),
+    Threshold(1, "memory", 0.04),
+    Threshold(2, "communication", 0.08),
+    Threshold(2, "memory", 0.07),
+)
+"""The authors' code; neither paper gives a rule for q."""
+
+CODECS: Mapping[int, str] = {0: "raw32", 1: "int8", 2: "eden2"}
+"""q -> the codec that writes it"""
+
+
+def cafl_l(
+    prices: Prices,
+    base: Base,
+    *,
+    a_k: float = 5.4,
+    b_s: float = 1.6,
+    g_b: float = 8.0,
+    s_min: int = 10,
+    b_min: int = 8,
+) -> Base:
+    """CAFL-L eqs 5-7.
+
+    Its weights are unpublished. The defaults are those of the same authors' CAFL (section 5.1),
+    whose eqs 10-12 have these as their first order: xi_k k0 = 1.8 x 3, xi_s = 1.6, xi_b = 8.
+    """
+    communication, memory, energy, temperature = _pressures(prices)
+    return Base(
+        max(1, base.k - floor(a_k * (communication + memory + 0.5 * temperature))),
+        max(s_min, floor(base.s * (1 - b_s * (energy + temperature)))),
+        max(b_min, floor(base.b / (1 + g_b * (temperature + memory)))),
+    )
+
+
+def cafl(prices: Prices, base: Base, *, s_min: int = 10, b_min: int = 8) -> Base:
+    """CAFL eqs 10-12 with the weights of the authors' code; the floors' defaults are CAFL-L's.
+
+    k falls by one as soon as any of its duals is above 0 (eq. 10 rounds up).
+    """
+    communication, memory, energy, temperature = _pressures(prices)
+    depth = 0.8 * communication + 0.8 * memory + 0.4 * temperature
+    steps = 0.9 * energy + 1.1 * temperature
+    return Base(
+        max(1, base.k - ceil(base.k * min(1.0, 1.8 * depth))),
+        max(s_min, floor(base.s * (1 - min(1.6 * steps, 0.9)))),
+        max(b_min, floor(base.b / (1 + 8 * temperature + 6 * memory))),
+    )
+
+
+def _pressures(prices: Prices) -> tuple[float, float, float, float]:
+    names = ("communication", "memory", "energy", "temperature")
+    c, m, e, t = (prices.get(name, 0.0) for name in names)
+    return c, m, e, t
+
+
+def compression(prices: Prices, thresholds: Sequence[Threshold] = THRESHOLDS) -> int:
+    """q: the highest level whose threshold is passed, else 0.
+
+    >>> compression({"communication": 0.05}), compression({"memory": 0.08}), compression({})
+    (1, 2, 0)
+    """
+    return max((t.q for t in thresholds if prices.get(t.resource, 0.0) > t.above), default=0)
+
+
+def accumulation(target: Base, s: int, b: int) -> int:
+    """G = max(1, ceil(s0 b0 / (s b))) micro-batches per step, CAFL-L eq. 8 and CAFL eq. 14.
+
+    >>> accumulation(Base(3, 180, 8), 144, 8)
+    2
+    """
+    return max(1, -(-target.s * target.b // (s * b)))
+
+
+def token_ratio(target: Base, knobs: Knobs) -> float:
+    """Tokens of a local run over its target s0 b0.
+
+    CAFL's lemma 1 has it near 1. Rounding G up makes it anything from 1 to almost 2:
+
+    >>> token_ratio(Base(3, 180, 8), Knobs(layers=2, steps=144, batch=8, accumulate=2))
+    1.6
+    """
+    return knobs.steps * knobs.batch * knobs.accumulate / (target.s * target.b)
+
+
+def lr_divisor(target: Base, knobs: Knobs) -> float:
+    """What the authors' code divides the learning rate by: the token ratio, from 1 to 5."""
+    return min(5.0, max(1.0, token_ratio(target, knobs)))
+
+
+def to_knobs(
+    setting: Base,
+    q: int,
+    target: Base,
+    depth: int,
+    codecs: Mapping[int, str] = CODECS,
+    preserve_tokens: bool = True,
+) -> Knobs:
+    """The papers' setting as ours. Our top group is norm and head, so layers = k + 1 <= depth."""
+    return Knobs(
+        layers=min(setting.k + 1, depth),
+        steps=setting.s,
+        batch=setting.b,
+        accumulate=accumulation(target, setting.s, setting.b) if preserve_tokens else 1,
+        codec=codecs[q],
+    )

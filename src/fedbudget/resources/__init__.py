@@ -1,0 +1,1 @@
+"""Resources: what a round costs a device, in three accountings that are never mixed."""

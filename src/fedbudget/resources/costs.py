@@ -1,0 +1,83 @@
+"""Costs: what a round will cost a client, before it is run, and what it did cost, after it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from fedbudget import seeds
+from fedbudget.codecs import frame, named
+from fedbudget.data.examples import Examples
+from fedbudget.models.flat import FlatModel, Layout
+from fedbudget.resources import counted, proxies
+from fedbudget.resources.counted import Shape
+from fedbudget.resources.devices import Device
+from fedbudget.task import Task
+from fedbudget.threads import one_thread
+from fedbudget.types import Knobs
+
+
+@dataclass(frozen=True)
+class Costs:
+    """One model on one kind of device."""
+
+    shape: Shape
+    device: Device
+    layout: Layout
+    sizes: tuple[int, ...] | None
+    """parameters of each layer group of a GPT, where the papers' proxies apply"""
+
+    def forecast(self, knobs: Knobs) -> dict[str, float]:
+        """Counted usage to expect: bytes are those of a frame with these knobs."""
+        up = frame_bytes(self.layout, knobs.layers, knobs.codec)
+        down = frame_bytes(self.layout, self.layout.depth, "raw32")
+        return counted.usage(self.shape, self.device, knobs, up, down)
+
+    def paper(self, knobs: Knobs) -> dict[str, float]:
+        assert self.sizes is not None
+        return proxies.of_knobs(knobs, self.sizes)
+
+    def meter(self, knobs: Knobs, up_bytes: int, down_bytes: int) -> Mapping[str, dict[str, float]]:
+        """What a client reports: each accounting on its own."""
+        found = {"counted": counted.usage(self.shape, self.device, knobs, up_bytes, down_bytes)}
+        if self.sizes is not None and knobs.codec in proxies.LEVELS:
+            found["paper"] = self.paper(knobs)
+        return found
+
+    def noise(self, codec: str) -> float:
+        """NMSE of a codec, tried on Gaussian numbers."""
+        return _noise(codec)
+
+
+def costs(
+    model: FlatModel, task: Task, examples: Examples, optimizer: str, device: Device, gpt: bool
+) -> Costs:
+    """Count a model's work; `gpt` says that the papers' proxies apply to it."""
+    with one_thread(), seeds.torch_seeded(0, 0, seeds.SERVER, "costs"):
+        shape = counted.measure(model, task, examples, optimizer)
+    sizes = proxies.group_sizes(model.layout) if gpt else None
+    return Costs(shape, device, model.layout, sizes)
+
+
+@lru_cache(maxsize=1024)
+def frame_bytes(layout: Layout, layers: int, codec: str) -> int:
+    """Length of a frame, found by encoding one: no formula to keep in step with a codec."""
+    part = layout.top(layers)
+    vector = _gaussian(part.stop - part.start)
+    about = {"run": 0, "round": 0, "client": 0, "seed": 0}
+    packed = frame.pack([vector], layout, **about, codec=codec, first=layout.depth - layers)
+    return len(packed)
+
+
+@lru_cache(maxsize=64)
+def _noise(codec: str) -> float:
+    vector = _gaussian(2**14)
+    body = named(codec).encode(vector, 1)
+    error = named(codec).decode(memoryview(body), len(vector), 1) - vector
+    return float((error @ error) / (vector @ vector))
+
+
+def _gaussian(size: int) -> torch.Tensor:
+    numbers = seeds.rng(0, 0, seeds.SERVER, "gaussian").standard_normal(size, dtype="float32")
+    return torch.from_numpy(numbers)

@@ -1,0 +1,164 @@
+"""Counted usage: what the work of a round amounts to, from the model itself and the bytes sent.
+
+energy         FLOPs of every sample of every micro-batch, the forward pass through frozen layers
+               included, and of the optimiser; times the device's joules per FLOP
+communication  bytes of the uplink frame; `downlink`: bytes of the downlink frame
+memory         weights + gradients + optimiser state + activations kept for one micro-batch
+temperature    rise above ambient after the round's work, first-order: P R (1 - exp(-t / tau))
+time           compute, weight and optimiser traffic of each step, and both transfers
+
+FLOPs are those of matrix products, convolutions and attention (full, causal or not), as torch's
+flop counter has them; element-wise operations are not counted.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+from fedbudget.data.examples import Examples
+from fedbudget.models.flat import FlatModel
+from fedbudget.resources.devices import Device
+from fedbudget.task import Task
+from fedbudget.types import Knobs
+
+ADAMW_FLOPS = 14
+"""operations per parameter of an AdamW step"""
+SGD_FLOPS = 4
+BYTES = 4
+_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_ATTENTION_BACK = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What one model costs, for each number k of trained layer groups (index k - 1)."""
+
+    parameters: tuple[int, ...]
+    """trained, and sent"""
+    flops: tuple[float, ...]
+    """per sample: forward through everything, backward through the trained top"""
+    kept: tuple[float, ...]
+    """activation bytes per sample that wait for the backward pass"""
+    optimizer: str
+
+    @property
+    def depth(self) -> int:
+        return len(self.parameters)
+
+    @property
+    def states(self) -> int:
+        """Numbers the optimiser keeps per parameter."""
+        return 2 if self.optimizer == "adamw" else 1
+
+    def step_flops(self, knobs: Knobs) -> float:
+        """One optimiser step: all its micro-batches and the update."""
+        k = knobs.layers - 1
+        update = ADAMW_FLOPS if self.optimizer == "adamw" else SGD_FLOPS
+        return self.flops[k] * knobs.batch * knobs.accumulate + update * self.parameters[k]
+
+    def step_traffic(self, knobs: Knobs) -> float:
+        """Bytes of weights, gradients and optimiser state that a step reads and writes."""
+        k = knobs.layers - 1
+        weights = 2 * self.parameters[-1] * knobs.accumulate  # read forward and backward
+        update = (3 + 2 * (self.states + 1)) * self.parameters[k]
+        return float(BYTES * (weights + update))
+
+    def memory(self, knobs: Knobs) -> float:
+        k = knobs.layers - 1
+        trained = self.parameters[k] * (1 + self.states)
+        return BYTES * (self.parameters[-1] + trained) + self.kept[k] * knobs.batch
+
+
+def usage(
+    shape: Shape, device: Device, knobs: Knobs, up_bytes: int, down_bytes: int
+) -> dict[str, float]:
+    """All counted resources of one client's round."""
+    flops = knobs.steps * shape.step_flops(knobs)
+    compute_s = flops / device.flops_per_s
+    traffic_s = knobs.steps * shape.step_traffic(knobs) / device.memory_bytes_per_s
+    transfer_s = up_bytes / device.up_bytes_per_s + down_bytes / device.down_bytes_per_s
+    busy_s = compute_s + traffic_s
+    steady = device.watts * device.kelvin_per_watt
+    return {
+        "energy": compute_s * device.watts,
+        "communication": float(up_bytes),
+        "downlink": float(down_bytes),
+        "memory": shape.memory(knobs),
+        "temperature": steady * -math.expm1(-busy_s / device.time_constant_s),
+        "time": busy_s + transfer_s,
+    }
+
+
+def measure(model: FlatModel, task: Task, examples: Examples, optimizer: str) -> Shape:
+    """Count a model's work on real examples, once for each number of trained groups."""
+    size = min(2, len(examples))
+    x, y = examples.batch(np.arange(size))
+    parameters, flops, kept = [], [], []
+    for k in range(1, model.layout.depth + 1):
+        part = model.freeze(k)
+        model.train()
+        with _Flops() as counter, _Kept(model) as saved:
+            torch.autograd.backward(task.loss(model.module, x, y))
+        parameters.append(part.stop - part.start)
+        flops.append(counter.total / size)
+        kept.append(saved.total / size)
+    model.grads.zero_()
+    return Shape(tuple(parameters), tuple(flops), tuple(kept), optimizer)
+
+
+class _Flops(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Torch's flop formulas without its module tracker, which takes seconds to import."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total = 0.0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # skipping it would import it, which takes another second
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        packet = func._overloadpacket
+        if packet is _ATTENTION:
+            self.total += sdpa_flop_count(*(a.shape for a in args[:3]))  # type: ignore[no-untyped-call]
+        elif packet is _ATTENTION_BACK:
+            shapes = (a.shape for a in args[:4])
+            self.total += sdpa_backward_flop_count(*shapes)  # type: ignore[no-untyped-call]
+        elif packet in flop_registry:
+            self.total += flop_registry[packet](*args, **(kwargs or {}), out_val=out)
+        return out
+
+
+class _Kept:
+    """Bytes that autograd keeps for the backward pass; the model's own tensors do not count."""
+
+    def __init__(self, model: FlatModel) -> None:
+        own = model.module.state_dict(keep_vars=True)
+        self.own = {t.untyped_storage().data_ptr() for t in own.values()}
+        self.kept: dict[int, int] = {}
+        self.hooks = torch.autograd.graph.saved_tensors_hooks(self._note, lambda tensor: tensor)
+
+    def _note(self, tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self.own:
+            self.kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    @property
+    def total(self) -> int:
+        return sum(self.kept.values())
+
+    def __enter__(self) -> Self:
+        self.hooks.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.hooks.__exit__(*error)

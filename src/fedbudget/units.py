@@ -1,0 +1,100 @@
+"""Amounts as people write them, "600 kB", "1.2 kJ", "41 C", "27%", and as SI numbers."""
+
+import math
+import re
+from typing import NamedTuple
+
+from fedbudget.errors import UserError
+
+UNITS = {
+    "energy": "J",
+    "communication": "B",
+    "downlink": "B",
+    "memory": "B",
+    "temperature": "K",
+    "time": "s",
+}
+"""unit of each resource that is known; a user's own resource keeps plain numbers"""
+
+_PREFIX = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30}
+_TIMES = {"s": 1.0, "ms": 1e-3, "min": 60.0, "h": 3600.0}
+_AMOUNT = re.compile(r"^\s*([-+]?[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z%°]*)\s*$")
+
+
+class Amount(NamedTuple):
+    """A number, and how it is meant."""
+
+    value: float
+    kind: str
+    """ "si", "share" (of FedAvg's usage) or "celsius" (absolute, for temperature)"""
+
+
+def parse(text: str | float, resource: str) -> Amount:
+    """Read a budget; a plain number is SI.
+
+    >>> parse("600 kB", "communication").value
+    600000.0
+    >>> parse("27%", "energy")
+    Amount(value=0.27, kind='share')
+    >>> parse("41 C", "temperature")
+    Amount(value=41.0, kind='celsius')
+    """
+    where = f"budget.{resource} = {text!r}"
+    if isinstance(text, bool) or not isinstance(text, int | float | str):
+        raise UserError(f"{where}: it must be a number or text such as {_example(resource)}")
+    if isinstance(text, str):
+        match = _AMOUNT.match(text)
+        if match is None:
+            raise UserError(f"{where}: write a number and a unit, such as {_example(resource)}")
+        amount = _with_unit(float(match[1]), match[2], resource, where)
+    else:
+        amount = Amount(float(text), "si")
+    if not math.isfinite(amount.value) or amount.value <= 0:
+        raise UserError(f"{where}: a budget must be a finite number above zero")
+    return amount
+
+
+def _with_unit(number: float, unit: str, resource: str, where: str) -> Amount:
+    if unit == "%":
+        return Amount(number / 100, "share")
+    if unit == "":
+        return Amount(number, "si")
+    base = UNITS.get(resource)
+    if base == "K" and unit in ("C", "°C"):
+        return Amount(number, "celsius")
+    scale = _TIMES.get(unit) if base == "s" else None
+    if scale is None and base is not None and unit.endswith(base):
+        prefix = unit.removesuffix(base)
+        scale = _PREFIX.get(prefix, _BINARY.get(prefix) if base == "B" else None)
+    if base == "J" and unit in ("Wh", "mWh"):
+        scale = 3600.0 * (1e-3 if unit == "mWh" else 1.0)
+    if scale is None:
+        raise UserError(f"{where}: the unit {unit!r} is unknown here; write {_example(resource)}")
+    return Amount(number * scale, "si")
+
+
+def _example(resource: str) -> str:
+    return {
+        "J": '"1.2 kJ" or "27%"',
+        "B": '"600 kB", "256 MiB" or "27%"',
+        "K": '"41 C" (absolute), "16 K" (rise above ambient) or "90%"',
+        "s": '"30 s", "2 min" or "27%"',
+    }.get(UNITS.get(resource, ""), 'a plain number or "27%"')
+
+
+def show(value: float, resource: str) -> str:
+    """For people: three digits and a prefix.
+
+    >>> show(600000, "communication"), show(0.0123, "energy"), show(3.5, "money")
+    ('600 kB', '12.3 mJ', '3.5')
+    """
+    unit = UNITS.get(resource)
+    if unit is None:
+        return f"{value:.3g}"
+    if unit == "K" or value == 0:
+        return f"{value:.3g} {unit}"
+    for prefix in ("T", "G", "M", "k", ""):
+        if value >= _PREFIX[prefix]:
+            return f"{value / _PREFIX[prefix]:.3g} {prefix}{unit}"
+    return f"{value * 1e3:.3g} m{unit}"

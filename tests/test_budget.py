@@ -1,0 +1,248 @@
+"""Units, budgets, counted usage and the planner."""
+
+import math
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from conftest import blobs, text_plan
+from fedbudget import rounds
+from fedbudget.codecs import frame
+from fedbudget.control.planner import Grid, Progress, affordable, planner
+from fedbudget.data.examples import Windows
+from fedbudget.engines.embedded import InProcess
+from fedbudget.errors import UserError
+from fedbudget.models.flat import FlatModel
+from fedbudget.models.gpt import GPT
+from fedbudget.resources.budget import read, resolve
+from fedbudget.resources.costs import Costs, costs, frame_bytes
+from fedbudget.resources.counted import measure, usage
+from fedbudget.resources.devices import DEVICES, RASPBERRY_PI_5
+from fedbudget.task import classify
+from fedbudget.types import Knobs, Reply
+from fedbudget.units import parse, show
+
+
+@pytest.mark.parametrize(
+    ("text", "resource", "value", "kind"),
+    [
+        ("600 kB", "communication", 6e5, "si"),
+        ("256MiB", "memory", 256 * 2**20, "si"),
+        ("1.2 kJ", "energy", 1200, "si"),
+        ("2 Wh", "energy", 7200, "si"),
+        ("41 C", "temperature", 41, "celsius"),
+        ("16 K", "temperature", 16, "si"),
+        ("2 min", "time", 120, "si"),
+        ("27%", "energy", 0.27, "share"),
+        (5, "money", 5, "si"),
+        ("1e3", "money", 1000, "si"),
+    ],
+)
+def test_amounts_are_read(text, resource, value, kind):
+    assert parse(text, resource) == (pytest.approx(value), kind)
+
+
+@pytest.mark.parametrize(
+    "text", [0, -1, math.nan, math.inf, "0 J", "-3%", "", "many", "3 kW", True]
+)
+def test_amounts_that_make_no_sense_are_refused(text):
+    with pytest.raises(UserError, match=r"^budget\.energy = "):
+        parse(text, "energy")
+
+
+@given(st.floats(1e-3, 1e12), st.sampled_from(["energy", "communication", "time"]))
+def test_what_is_shown_can_be_read_again(value, resource):
+    assert parse(show(value, resource), resource).value == pytest.approx(value, rel=5e-3)
+
+
+def test_shares_and_degrees_become_numbers():
+    reference = {"energy": 200.0, "temperature": 3.0}
+    amounts = read({"energy": "27%", "temperature": "41 C"})
+    assert resolve(amounts, reference, 25.0) == {"energy": 54.0, "temperature": 16.0}
+    with pytest.raises(UserError, match="not above the device's ambient 25 C"):
+        resolve(read({"temperature": "20 C"}), reference, 25.0)
+    with pytest.raises(UserError, match=r"budget\.money: nothing counts it"):
+        resolve(read({"money": 3}), reference, 25.0)
+    with pytest.raises(UserError, match="name at least one resource"):
+        read({})
+
+
+@pytest.fixture(scope="module")
+def gpt() -> Costs:
+    windows = Windows(torch.zeros(1000, dtype=torch.uint8), 32, ((0, 1000),))
+    model = FlatModel(GPT(65, context=32, layers=2, width=64, heads=2))
+    return costs(model, classify(), windows, "adamw", RASPBERRY_PI_5, gpt=True)
+
+
+def test_counted_flops_equal_the_textbook_for_a_gpt(gpt):
+    T, C, V = 32, 64, 65
+    block = 2 * T * 12 * C * C  # the four linear layers
+    attention = 4 * T * T * C
+    head = 2 * T * C * V
+    forward = 2 * (block + attention) + head
+    # backward: linear layers cost twice their forward, attention two and a half times
+    everything = forward + 2 * (2 * block + 2.5 * attention) + 2 * head
+    assert gpt.shape.flops[3] == pytest.approx(everything)
+    top = forward + (2 * block + 2.5 * attention) + 2 * head
+    assert gpt.shape.flops[1] == pytest.approx(top)
+    assert gpt.shape.flops[0] == pytest.approx(forward + 2 * head)
+
+
+def test_counted_flops_of_a_linear_model_are_exact():
+    model = FlatModel(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))
+    shape = measure(model, classify(), blobs(), "sgd")
+    forward = 2 * (4 * 8 + 8 * 3)
+    # the first layer has no input gradient to compute
+    assert shape.flops == (forward + 2 * 24, forward + 2 * 24 * 2 + 2 * 32)
+    assert shape.parameters == (27, 67)
+
+
+def test_accumulated_micro_batches_and_frozen_layers_are_counted(gpt):
+    one = usage(gpt.shape, RASPBERRY_PI_5, Knobs(4, 10, 8), 0, 0)
+    two = usage(gpt.shape, RASPBERRY_PI_5, Knobs(4, 10, 8, accumulate=2), 0, 0)
+    assert two["energy"] == pytest.approx(2 * one["energy"], rel=0.01)
+    assert two["memory"] == one["memory"]
+    frozen = usage(gpt.shape, RASPBERRY_PI_5, Knobs(1, 10, 8), 0, 0)
+    assert 0.25 < frozen["energy"] / one["energy"] < 0.5  # forward is a third, and it is there
+    assert frozen["memory"] < 0.5 * one["memory"]
+
+
+def test_temperature_rises_to_its_steady_state_and_no_further(gpt):
+    device = RASPBERRY_PI_5
+    hot = usage(gpt.shape, device, Knobs(4, 10**7, 64), 0, 0)["temperature"]
+    assert hot == pytest.approx(device.watts * device.kelvin_per_watt)
+    rises = [usage(gpt.shape, device, Knobs(4, s, 8), 0, 0)["temperature"] for s in (1, 10, 100)]
+    assert rises == sorted(rises)
+
+
+def test_every_figure_of_a_device_has_a_source():
+    for device in DEVICES.values():
+        figures = {k for k, v in device.__dict__.items() if isinstance(v, float)}
+        assert figures == set(device.sources)
+
+
+@pytest.mark.parametrize("codec", ["raw32", "int8", "eden4", "eden2", "eden1.6", "eden1"])
+@pytest.mark.parametrize("layers", [1, 3, 4])
+def test_forecast_bytes_are_those_of_any_update(gpt, codec, layers):
+    part = gpt.layout.top(layers)
+    update = torch.from_numpy(
+        np.random.default_rng(1).standard_t(3, part.stop - part.start)
+    ).float()
+    about = {"run": 1, "round": 2, "client": 3, "seed": 4, "codec": codec}
+    packed = frame.pack([update], gpt.layout, **about, first=gpt.layout.depth - layers)
+    assert frame_bytes(gpt.layout, layers, codec) == len(packed) == len(frame.to_bytes(packed))
+
+
+GRID = Grid((1, 2, 3, 4), (2, 4, 8), ("raw32", "int8", "eden2"), least=5, most=400)
+
+
+def progress(known: Costs) -> Progress:
+    total = known.shape.parameters[-1]
+    shares = tuple(p / total for p in known.shape.parameters)
+    return Progress(shares, {c: known.noise(c) for c in GRID.codecs}, 6, 16.0)
+
+
+@given(st.floats(0.05, 2.0), st.floats(0.05, 1.5), st.floats(0.3, 1.5), st.floats(0.05, 2.0))
+def test_every_choice_meets_every_budget_and_one_more_step_would_not(gpt, e, c, m, t):
+    reference = gpt.forecast(Knobs(4, 60, 8))
+    shares = {"energy": e, "communication": c, "memory": m, "temperature": t}
+    budgets = {r: share * reference[r] for r, share in shares.items()}
+    try:
+        choices = affordable(gpt.forecast, GRID, progress(gpt), budgets)
+    except UserError as error:
+        assert "no setting meets" in str(error)
+        return
+    for choice in choices:
+        assert all(choice.usage[r] <= b * (1 + 1e-9) for r, b in budgets.items())
+        if choice.knobs.steps < GRID.most:
+            more = gpt.forecast(replace(choice.knobs, steps=choice.knobs.steps + 1))
+            assert more[choice.binding] > budgets[choice.binding]
+    assert [x.progress for x in choices] == sorted((x.progress for x in choices), reverse=True)
+
+
+def test_a_budget_nothing_can_meet_is_named_with_its_least_value(gpt):
+    with pytest.raises(UserError, match=r"memory <= 100 kB; the least is .* at layers=1"):
+        planner(gpt.forecast, GRID, progress(gpt), {"memory": 1e5})
+    with pytest.raises(UserError, match="no setting meets communication <= 10 B"):
+        planner(gpt.forecast, GRID, progress(gpt), {"communication": 10.0})
+
+
+def reply(client: int, used: dict[str, float]) -> Reply:
+    return Reply(0, 1, client, usage={"counted": used})
+
+
+def test_the_planner_learns_that_a_client_uses_more_than_forecast(gpt):
+    budgets = {"energy": gpt.forecast(Knobs(4, 60, 8))["energy"]}
+    control = planner(gpt.forecast, GRID, progress(gpt), budgets)
+    state = control.init()
+    before = control.knobs(state, 7)
+    for _ in range(3):
+        knobs = control.knobs(state, 7)
+        state = control.update(state, [reply(7, {"energy": 1.5 * gpt.forecast(knobs)["energy"]})])
+    after = control.knobs(state, 7)
+    assert 1.5 * gpt.forecast(after)["energy"] <= budgets["energy"] * (1 + 1e-9)
+    assert 1.5 * gpt.forecast(before)["energy"] > budgets["energy"]
+    assert control.knobs(state, 8) == before  # another client keeps its own
+
+
+def test_small_changes_do_not_move_the_knobs(gpt):
+    budgets = {"energy": gpt.forecast(Knobs(4, 60, 8))["energy"]}
+    control = planner(gpt.forecast, GRID, progress(gpt), budgets)
+    state = control.init()
+    rng = np.random.default_rng(0)
+    seen = set()
+    for _ in range(40):
+        knobs = control.knobs(state, 0)
+        seen.add(knobs)
+        noise = 1 - 0.02 * rng.random()
+        state = control.update(state, [reply(0, {"energy": noise * gpt.forecast(knobs)["energy"]})])
+    assert len(seen) == 1
+
+
+def test_clients_with_budgets_of_their_own_keep_within_them(gpt):
+    full = gpt.forecast(Knobs(4, 60, 8))["energy"]
+    own = {3: {"energy": 0.3 * full}, 4: {"energy": 0.1 * full}}
+    control = planner(gpt.forecast, GRID, progress(gpt), {"energy": full}, own)
+    state = control.init()
+    used = [gpt.forecast(control.knobs(state, c))["energy"] / full for c in (0, 3, 4)]
+    assert used[0] > used[1] > used[2]
+    assert all(u <= limit for u, limit in zip(used, (1, 0.3, 0.1), strict=True))
+
+
+def test_a_planned_run_stays_within_its_budgets_from_the_first_round():
+    plan = text_plan(rounds=4)
+    known = costs(plan.build_model(), plan.task, plan.clients[0], "adamw", RASPBERRY_PI_5, gpt=True)
+    reference = known.forecast(Knobs(3, 12, 8))
+    budgets = {r: 0.4 * reference[r] for r in ("energy", "communication")}
+    grid = Grid((1, 2, 3), (2, 4), ("raw32", "eden2", "eden1"), least=2, most=50)
+    shares = tuple(p / known.shape.parameters[-1] for p in known.shape.parameters)
+    model = Progress(shares, {c: known.noise(c) for c in grid.codecs}, 3, 16.0)
+    control = planner(known.forecast, grid, model, budgets)
+    plan = replace(plan, controller=control, meter=known.meter, budgets={"counted": budgets})
+    layout = plan.build_model().layout
+    for record, _ in rounds.run(plan, InProcess(plan), layout, rounds.first_state(plan)):
+        assert not record.dropped
+        for used in record.usage["counted"].values():
+            assert all(used[r] <= b for r, b in budgets.items())
+        per_client = record.up_bytes / len(record.cohort)
+        assert per_client == record.usage["counted"][str(record.cohort[0])]["communication"]
+
+
+def latency(knobs: Knobs, known: Costs) -> dict[str, float]:
+    """A resource of a user's own: seconds from the first step to the last byte."""
+    counted = known.forecast(knobs)
+    return {**counted, "latency": 0.05 + counted["time"]}
+
+
+def test_a_fifth_resource_fits_in_a_function(gpt):
+    forecast = partial(latency, known=gpt)
+    limit = 0.05 + 0.5 * gpt.forecast(Knobs(4, 60, 8))["time"]
+    best = affordable(forecast, GRID, progress(gpt), {"latency": limit})[0]
+    assert best.binding == "latency"
+    assert best.usage["latency"] <= limit
