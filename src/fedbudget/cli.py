@@ -173,27 +173,32 @@ def presets(
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the run.")] = Path("runs/demo"),
+    out: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs/demo"),
     set_: Set = None,
 ) -> None:
-    """Train a small language model on Shakespeare across 16 clients, in about two minutes.
+    """Train a small language model across 16 clients, without budgets and within them.
+
+    FedAvg first, then the planner, which keeps each client within a quarter of FedAvg's energy
+    and an eighth of its uplink: about two and a half minutes on two cores.
 
     Example: `fedbudget demo --out runs/demo`
     """
     from fedbudget.config import find_config, load
+    from fedbudget.data.files import find
     from fedbudget.data.sources import SHAKESPEARE
 
-    settings = load(find_config("demo"), set_ or [])
+    changes = list(set_ or [])
+    settings = load(find_config("demo"), changes)
     if settings.data.source == "tinyshakespeare" and not settings.data.path:
-        from fedbudget.data.files import find
-
         try:
             find(SHAKESPEARE)
         except UserError:
             _say("No network and no Tiny Shakespeare: training on Python's own help texts instead.")
-            settings = load(find_config("demo"), [*(set_ or []), "data.source=topics"])
-    _train(settings, out / "fedavg", overwrite=True)
-    _show([out / "fedavg"], out / "report.html")
+            changes.append("data.source=topics")
+    for name, controller in (("fedavg", "fixed"), ("planner", "planner")):
+        named = [*changes, f"name={name}", f"control.controller={controller}"]
+        _train(load(find_config("demo"), named), out / name, overwrite=True)
+    _show([out / "fedavg", out / "planner"], out / "report.html")
 
 
 def _console() -> "Console":

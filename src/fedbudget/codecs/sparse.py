@@ -21,7 +21,7 @@ from torch import Tensor
 from fedbudget.codecs.codec import Codec
 from fedbudget.types import Buffer
 
-Gaps = NDArray[np.int64]
+Places = NDArray[np.int64]
 
 
 def kept(count: int, percent: Fraction) -> int:
@@ -34,10 +34,10 @@ def _encode(vector: Tensor, seed: int, *, percent: Fraction) -> Buffer:
     if not bool(torch.isfinite(x).all()):
         raise ValueError("the vector to encode is not finite, or too large for float32")
     k = kept(len(x), percent)
-    places = x.abs().topk(k, sorted=False).indices.sort().values
-    gaps: Gaps = np.diff(places.numpy(), prepend=-1) - 1
+    places = _largest(np.abs(x.numpy()), k)
+    gaps: Places = np.diff(places, prepend=-1) - 1
     low = min(range((len(x) // k).bit_length() + 1), key=partial(_coded_bytes, gaps))
-    values = x[places].numpy().astype("<f4", copy=False)
+    values = x.numpy()[places].astype("<f4", copy=False)
     low_bits = (gaps[:, None] >> np.arange(low)).astype(np.uint8) & 1  # (k, low)
     high = np.zeros(k + int((gaps >> low).sum()), np.uint8)
     high[np.cumsum((gaps >> low) + 1) - 1] = 1
@@ -45,7 +45,15 @@ def _encode(vector: Tensor, seed: int, *, percent: Fraction) -> Buffer:
     return b"".join([bytes([low]), values.tobytes(), *(p.tobytes() for p in parts)])
 
 
-def _coded_bytes(gaps: Gaps, low: int) -> int:
+def _largest(sizes: NDArray[np.float32], k: int) -> Places:
+    """Where the k largest are, in order; of equal ones the first are taken."""
+    least = np.partition(sizes, len(sizes) - k)[len(sizes) - k]
+    keep = sizes > least
+    keep[np.flatnonzero(sizes == least)[: k - np.count_nonzero(keep)]] = True
+    return np.flatnonzero(keep)
+
+
+def _coded_bytes(gaps: Places, low: int) -> int:
     return -(-low * len(gaps) // 8) + -(-(len(gaps) + int((gaps >> low).sum())) // 8)
 
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 
 from fedbudget.report.figures import loss_figure
-from fedbudget.report.load import Loaded
-from fedbudget.report.tables import COLUMNS, rows
+from fedbudget.report.load import Loaded, by_name
+from fedbudget.report.tables import budgets, columns, rows
 
 STYLE = """
 :root { color-scheme: light dark; }
@@ -23,7 +23,7 @@ pre { overflow-x: auto; font-size: .85rem; }
 
 
 def page(runs: Sequence[Loaded]) -> str:
-    head = "".join(f"<th>{c}</th>" for c in COLUMNS)
+    head = "".join(f"<th>{c}</th>" for c in columns(runs))
     body = "".join(
         "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
         for row in rows(runs)
@@ -55,10 +55,19 @@ def verdict(runs: Sequence[Loaded]) -> str:
     if not scored:
         return "No run has been evaluated yet."
     best = min(scored, key=lambda r: float(r.summary["validation"]["loss"]))
-    return (
-        f"{best.name} (seed {best.seed}) ends lowest, at a validation loss of "
-        f"{best.summary['validation']['loss']:.3f} after {best.summary['rounds_done']} rounds."
-    )
+    lowest = float(best.summary["validation"]["loss"])
+    sentences = [f"{best.name} ends lowest, at a validation loss of {lowest:.3f}."]
+    for run in scored:
+        limits = budgets(run.summary)
+        kept = [r for r, use in limits.items() if not use["rounds_over"]]
+        if limits:
+            loss = float(run.summary["validation"]["loss"])
+            seed = f" (seed {run.seed})" if len(scored) > len(by_name(scored)) else ""
+            sentences.append(
+                f"{run.name}{seed} kept {len(kept)} of {len(limits)} budgets in all "
+                f"{run.summary['rounds_done']} rounds, at {loss / lowest - 1:+.1%} loss."
+            )
+    return " ".join(sentences)
 
 
 def _svg(runs: Sequence[Loaded]) -> str:

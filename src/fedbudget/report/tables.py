@@ -1,13 +1,17 @@
 """The comparison table: a row a method, mean and spread over its seeds."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
+from typing import Any
 
 from rich.table import Table
 
 from fedbudget.report.load import Loaded, by_name
 
-COLUMNS = ("run", "seeds", "rounds", "val. loss", "best", "accuracy", "up", "down", "time")
+CAPTION = (
+    "val. loss, accuracy: mean of the last 5 evaluations; ± over seeds; "
+    "/budget: worst client and round, and rounds in which any client was over"
+)
 
 
 def spread(values: Sequence[float], form: str) -> str:
@@ -26,32 +30,66 @@ def megabytes(count: float) -> str:
     return f"{count / 1e6:.1f} MB"
 
 
-def rows(runs: Sequence[Loaded]) -> list[tuple[str, ...]]:
-    found: list[tuple[str, ...]] = []
+def columns(runs: Sequence[Loaded]) -> list[str]:
+    """A column for each budget that any of the runs has."""
+    return [
+        *("run", "seeds", "rounds", "val. loss", "best", "accuracy"),
+        *(f"{resource}/budget" for resource in _budgeted(runs)),
+        *("up", "down", "time"),
+    ]
+
+
+def rows(runs: Sequence[Loaded]) -> list[list[str]]:
+    found = []
     for name, same in by_name(runs).items():
         summaries = [r.summary for r in same]
         scores = [s["validation"] for s in summaries]
         done = sorted({s["rounds_done"] for s in summaries})
         planned = max(s["rounds"] for s in summaries)
         found.append(
-            (
+            [
                 name,
                 str(len(same)),
                 "/".join(map(str, done)) + ("" if done == [planned] else f" of {planned}"),
                 spread([v["loss"] for v in scores if "loss" in v], ".4f"),
                 spread([v["best_loss"] for v in scores if "best_loss" in v], ".4f"),
                 spread([v["accuracy"] for v in scores if "accuracy" in v], ".3f"),
+                *(_kept(summaries, resource) for resource in _budgeted(runs)),
                 megabytes(fmean(s["wire"]["up_bytes"] for s in summaries)),
                 megabytes(fmean(s["wire"]["down_bytes"] for s in summaries)),
                 spread([s["time"]["wall_s"] for s in summaries], ".0f") + " s",
-            )
+            ]
         )
     return found
 
 
+def budgets(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """The resources of a run that have a budget, in whichever accounting it is."""
+    return {
+        resource: use
+        for accounting in summary["usage"].values()
+        for resource, use in accounting.items()
+        if "budget" in use
+    }
+
+
+def _budgeted(runs: Sequence[Loaded]) -> list[str]:
+    return list(dict.fromkeys(r for run in runs for r in budgets(run.summary)))
+
+
+def _kept(summaries: Sequence[Mapping[str, Any]], resource: str) -> str:
+    """The worst client and round against the budget, and in how many rounds any client was over."""
+    uses = [u[resource] for s in summaries if resource in (u := budgets(s))]
+    if not uses:
+        return "-"
+    worst = max(u["worst"] / u["budget"] for u in uses)
+    over = max(u["rounds_over"] for u in uses)
+    return f"{worst:.2f}" + (f" over in {over}" if over else "")
+
+
 def terminal(runs: Sequence[Loaded]) -> Table:
-    table = Table(caption="val. loss and accuracy: mean of the last 5 evaluations; ± over seeds")
-    for i, column in enumerate(COLUMNS):
+    table = Table(caption=CAPTION)
+    for i, column in enumerate(columns(runs)):
         table.add_column(column, justify="left" if i == 0 else "right")
     for row in rows(runs):
         table.add_row(*row)
@@ -59,6 +97,7 @@ def terminal(runs: Sequence[Loaded]) -> Table:
 
 
 def markdown(runs: Sequence[Loaded]) -> str:
-    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
+    names = columns(runs)
+    lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
     lines += ["| " + " | ".join(row) + " |" for row in rows(runs)]
     return "\n".join(lines) + "\n"
