@@ -19,6 +19,7 @@ LAYERS = (
     ("runs",),
     ("progress", "runner", "report", "config", "choices"),
     ("build", "api"),
+    ("reproduce",),
     ("cli", "__init__"),
 )
 LEVEL = {name: i for i, names in enumerate(LAYERS) for name in names}

@@ -83,7 +83,7 @@ def compare(
 ) -> None:
     """Train several configs with several seeds each; print mean and spread.
 
-    Called again, it goes on where it stopped. Example: `fedbudget compare fedavg fedavg-6x256
+    Called again, it goes on where it stopped. Example: `fedbudget compare fedavg planner
     --seeds 3 --out runs/c`
     """
     from fedbudget.config import find_config, load
@@ -129,6 +129,37 @@ def plan(
     _say(f"budgets per client and round, counted on {known.device.name}: {tell(limits)}")
     _console().print(table(choices[:rows], limits))
     _say(why(choices, limits))
+
+
+@app.command()
+def reproduce(
+    what: Annotated[str, typer.Argument(help="cafl: table 1 of CAFL-L and CAFL.")],
+    out: Annotated[Path, typer.Option(help="Folder for tables and figures.")] = Path(
+        "runs/reproduce"
+    ),
+) -> None:
+    """The papers' resource rows, paper value beside ours; every row runs a controller.
+
+    No training, seconds. Example: `fedbudget reproduce cafl --out runs/r`
+    """
+    if what != "cafl":
+        raise UserError(f"reproduce {what}: it can be cafl")
+    from rich.table import Table
+
+    from fedbudget.reproduce import cafl
+    from fedbudget.runs import write
+
+    out.mkdir(parents=True, exist_ok=True)
+    for name in ("table1", "cafl-l", "cafl-l-6x256"):
+        preset = cafl.preset(name)
+        found = cafl.rows(preset)
+        shown = Table(*cafl.HEAD, title=f"{name}: papers' proxies, mean of the last 5 of 50 rounds")
+        for line in cafl.table(preset, found):
+            shown.add_row(*line)
+        _console().print(shown)
+        write(out / f"{name}.md", cafl.markdown(preset, found).encode())
+        cafl.figure(preset, found).savefig(out / f"{name}.png", dpi=160)
+    _say(f"wrote {out}/: table1, cafl-l, cafl-l-6x256, each .md and .png")
 
 
 @app.command()
@@ -205,7 +236,7 @@ def _console() -> "Console":
     from rich.console import Console
 
     # a pipe has no width: tables and lines keep theirs
-    return Console(width=None if sys.stdout.isatty() else 140)
+    return Console(width=None if sys.stdout.isatty() else 160)
 
 
 def _say(text: str) -> None:

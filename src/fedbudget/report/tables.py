@@ -10,7 +10,7 @@ from fedbudget.report.load import Loaded, by_name
 
 CAPTION = (
     "val. loss, accuracy: mean of the last 5 evaluations; ± over seeds; "
-    "/budget: worst client and round, and rounds in which any client was over"
+    "/budget: worst client and round (rounds in which any client was over)"
 )
 
 
@@ -33,8 +33,8 @@ def megabytes(count: float) -> str:
 def columns(runs: Sequence[Loaded]) -> list[str]:
     """A column for each budget that any of the runs has."""
     return [
-        *("run", "seeds", "rounds", "val. loss", "best", "accuracy"),
-        *(f"{resource}/budget" for resource in _budgeted(runs)),
+        *("run", "seeds", "rounds", "val. loss", "accuracy"),
+        *(f"{resource}\n/budget" for resource in _budgeted(runs)),
         *("up", "down", "time"),
     ]
 
@@ -51,8 +51,7 @@ def rows(runs: Sequence[Loaded]) -> list[list[str]]:
                 name,
                 str(len(same)),
                 "/".join(map(str, done)) + ("" if done == [planned] else f" of {planned}"),
-                spread([v["loss"] for v in scores if "loss" in v], ".4f"),
-                spread([v["best_loss"] for v in scores if "best_loss" in v], ".4f"),
+                spread([v["loss"] for v in scores if "loss" in v], ".3f"),
                 spread([v["accuracy"] for v in scores if "accuracy" in v], ".3f"),
                 *(_kept(summaries, resource) for resource in _budgeted(runs)),
                 megabytes(fmean(s["wire"]["up_bytes"] for s in summaries)),
@@ -84,7 +83,7 @@ def _kept(summaries: Sequence[Mapping[str, Any]], resource: str) -> str:
         return "-"
     worst = max(u["worst"] / u["budget"] for u in uses)
     over = max(u["rounds_over"] for u in uses)
-    return f"{worst:.2f}" + (f" over in {over}" if over else "")
+    return f"{worst:.2f}" + (f" ({over})" if over else "")
 
 
 def terminal(runs: Sequence[Loaded]) -> Table:
@@ -97,7 +96,7 @@ def terminal(runs: Sequence[Loaded]) -> Table:
 
 
 def markdown(runs: Sequence[Loaded]) -> str:
-    names = columns(runs)
+    names = [name.replace("\n", "") for name in columns(runs)]
     lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
     lines += ["| " + " | ".join(row) + " |" for row in rows(runs)]
     return "\n".join(lines) + "\n"
