@@ -79,6 +79,36 @@ def test_layers_groups_loss_and_callback_are_honoured(tmp_path):
     assert (tmp_path / "r.html").exists()
 
 
+def test_a_budget_is_kept_from_the_first_round_and_reported():
+    clients, validation = parts()
+    run = fb.train(
+        make_model,
+        clients,
+        validation,
+        rounds=3,
+        steps=40,
+        batch=16,
+        budget={"energy": "40%", "communication": "150 B"},
+        controller=fb.planner(batches=(2, 4)),
+        quiet=True,
+    )
+    used = run.summary["usage"]["counted"]
+    assert used["energy"]["rounds_over"] == used["communication"]["rounds_over"] == 0
+    assert 0.9 < used["energy"]["ratio"] <= 1
+    assert used["communication"]["worst"] == run.records[0].up_bytes / 4 <= 150
+    assert run.records[0].knobs["*"].codec != "raw32"
+    with pytest.raises(fb.UserError, match="no setting meets communication <= 50 B"):
+        fb.train(
+            make_model,
+            clients,
+            budget={"communication": 50},
+            controller=fb.planner(),
+            quiet=True,
+        )
+    with pytest.raises(fb.UserError, match="needs a budget"):
+        fb.train(make_model, clients, controller=fb.planner(), quiet=True)
+
+
 def fb_seeded(seed):
     from fedbudget import seeds
 

@@ -1,8 +1,8 @@
 """The Python API: `train` any module on any data, and the Run it returns."""
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -14,17 +14,22 @@ from fedbudget import rounds as loop
 from fedbudget.algorithms.algorithm import Algorithm
 from fedbudget.algorithms.fedavg import fedavg
 from fedbudget.client import Recipe
-from fedbudget.control.controller import fixed
+from fedbudget.control import planner as control
+from fedbudget.control.controller import Controller, fixed
+from fedbudget.control.planner import Search
 from fedbudget.data.examples import as_examples
 from fedbudget.data.partition import check_sizes
 from fedbudget.engines.embedded import embedded
 from fedbudget.errors import UserError
-from fedbudget.models.layers import layer_groups
+from fedbudget.models.flat import FlatModel
 from fedbudget.plan import Plan
 from fedbudget.progress import Live
 from fedbudget.report.load import Loaded
 from fedbudget.report.tables import terminal
 from fedbudget.report.write import write_report
+from fedbudget.resources import devices
+from fedbudget.resources.budget import read, resolve
+from fedbudget.resources.costs import Costs, costs
 from fedbudget.runs import summarise, write
 from fedbudget.task import classify, custom
 from fedbudget.types import Knobs, RoundRecord
@@ -72,6 +77,26 @@ class Run:
         write(Path(path), save(tensors))
 
 
+MakeController = Callable[[Costs, Mapping[str, float], Knobs, int], Controller]
+"""(costs, budgets, base knobs, cohort) -> controller"""
+
+
+def planner(
+    batches: Sequence[int] = Search.batches,
+    codecs: Sequence[str] = Search.codecs,
+    noise_scale: float = Search.noise_scale,
+) -> MakeController:
+    """The planner, for `train`: budgets kept from the first round on, most expected progress."""
+    search = Search(tuple(batches), tuple(codecs), noise_scale=noise_scale)
+    return partial(_planner, search)
+
+
+def _planner(
+    search: Search, known: Costs, limits: Mapping[str, float], base: Knobs, cohort: int
+) -> Controller:
+    return control.planner(known.forecast, *search.over(known, base.layers, cohort), limits)
+
+
 def train(
     model: nn.Module | Callable[[], nn.Module],
     clients: Sequence[Any],
@@ -90,6 +115,10 @@ def train(
     algorithm: Algorithm | None = None,
     weighting: Literal["uniform", "examples"] = "uniform",
     seed: int = 0,
+    budget: Mapping[str, str | float] | None = None,
+    controller: MakeController | None = None,
+    codec: str = "raw32",
+    device: str = "raspberry-pi-5",
     workers: int = 1,
     name: str = "run",
     on_round: Callable[[RoundRecord], None] | None = None,
@@ -106,6 +135,12 @@ def train(
     groups: name prefixes of the layer groups, bottom first, where the ones found do not suit.
     loss: (model, inputs, targets) -> scalar; cross-entropy where it is not given.
     recipe: more about the local optimiser; `optimizer` is ignored then.
+    budget: limits per client and round, such as {"communication": "600 kB", "energy": "27%"}; a
+        percentage is of what the settings above would use.
+    controller: what turns the knobs to keep the budget: `planner()`, or a function of (costs,
+        budgets, base knobs, cohort) that returns a Controller. Without one, usage is reported only.
+    codec: how updates travel where no controller decides.
+    device: the profile that turns counted work into joules and degrees.
     workers: processes; with more than one, model, data and loss must be picklable and the script
         needs `if __name__ == "__main__":`.
     """
@@ -128,11 +163,22 @@ def train(
         )
     make = partial(copy.deepcopy, model) if isinstance(model, nn.Module) else model
     prefixes = tuple(groups) if groups is not None else None
-    depth = len(layer_groups(make(), prefixes))
+    flat = FlatModel(make(), prefixes)
+    depth = flat.layout.depth
     if layers is not None and not 1 <= layers <= depth:
         raise UserError(
             f"layers = {layers}: it must be from 1 to {depth}, the model's layer groups"
         )
+    task = custom(loss) if loss is not None else classify()
+    local = recipe or Recipe(optimizer=optimizer)
+    base = Knobs(layers or depth, steps, batch, codec=codec)
+    known = costs(flat, task, parts[0], local.optimizer, devices.named(device), gpt=False)
+    limits: dict[str, float] = {}
+    if budget is not None:
+        plain = known.forecast(replace(base, codec="raw32"))
+        limits = resolve(read(budget), plain, known.device.ambient_c)
+    if controller is not None and not limits:
+        raise UserError("controller: it needs a budget to keep; give budget={...}")
     plan = Plan(
         name=name,
         seed=seed,
@@ -142,10 +188,12 @@ def train(
         clients=parts,
         validation=as_examples(validation) if validation is not None else None,
         algorithm=algorithm or fedavg(),
-        controller=fixed(Knobs(layers or depth, steps, batch)),
-        task=custom(loss) if loss is not None else classify(),
+        controller=controller(known, limits, base, size) if controller else fixed(base),
+        task=task,
         lr=lr,
-        recipe=recipe or Recipe(optimizer=optimizer),
+        recipe=local,
+        meter=known.meter,
+        budgets={"counted": limits} if limits else {},
         weighting=weighting,
         layers=prefixes,
     )

@@ -22,7 +22,7 @@ from fedbudget.control.controller import Controller, fixed
 from fedbudget.control.deadzones import one_sided, two_sided
 from fedbudget.control.duals import Rule, ascent, augmented_lagrangian, log_barrier, nupi
 from fedbudget.control.paper import clamped, dual_controller
-from fedbudget.control.planner import Grid, Progress, planner
+from fedbudget.control.planner import Grid, Progress, Search, planner
 from fedbudget.control.policies import Base, Policy, cafl, cafl_l
 from fedbudget.data import partition, sources
 from fedbudget.data.examples import Examples, Parts, Texts, Windows, as_examples
@@ -122,22 +122,14 @@ def budgets(config: Config, known: Costs, base: Knobs) -> dict[str, float]:
 
 def search(config: Config, known: Costs) -> tuple[Grid, Progress]:
     control = config.control
-    depth = known.layout.depth
-    grid = Grid(
-        tuple(range(1, (config.train.layers or depth) + 1)),
+    wide = Search(
         tuple(control.batches),
         tuple(control.codecs),
         control.least_steps,
         control.most_steps,
-    )
-    total = known.shape.parameters[-1]
-    progress = Progress(
-        tuple(p / total for p in known.shape.parameters),
-        {codec: known.noise(codec) for codec in control.codecs},
-        config.train.cohort,
         control.noise_scale,
     )
-    return grid, progress
+    return wide.over(known, config.train.layers or known.layout.depth, config.train.cohort)
 
 
 def _controller(config: Config, known: Costs, limits: dict[str, float], knobs: Knobs) -> Controller:

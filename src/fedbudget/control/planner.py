@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from fedbudget.control.controller import Controller, ControlState
 from fedbudget.errors import UserError
+from fedbudget.resources.costs import Costs
 from fedbudget.types import Knobs, Reply
 from fedbudget.units import show
 
@@ -79,6 +80,26 @@ class Planner:
 
     def budgets_of(self, client: int) -> Mapping[str, float]:
         return self.per_client.get(client, self.budgets)
+
+
+@dataclass(frozen=True)
+class Search:
+    """What the planner may choose from, whatever the model."""
+
+    batches: tuple[int, ...] = (2, 4, 8, 16, 32)
+    codecs: tuple[str, ...] = ("raw32", "int8", "eden4", "eden2", "eden1.6", "eden1")
+    least_steps: int = 10
+    most_steps: int = 1000
+    noise_scale: float = 16.0
+
+    def over(self, known: Costs, layers: int, cohort: int) -> tuple[Grid, Progress]:
+        """The grid and the progress model for one model with at most `layers` groups trained."""
+        depths = tuple(range(1, layers + 1))
+        grid = Grid(depths, self.batches, self.codecs, self.least_steps, self.most_steps)
+        total = known.shape.parameters[-1]
+        shares = tuple(p / total for p in known.shape.parameters)
+        noise = {codec: known.noise(codec) for codec in self.codecs}
+        return grid, Progress(shares, noise, cohort, self.noise_scale)
 
 
 def planner(

@@ -20,7 +20,7 @@ from fedbudget.control.controller import Controller, fixed
 from fedbudget.control.deadzones import one_sided, two_sided
 from fedbudget.control.duals import ascent, augmented_lagrangian, nupi
 from fedbudget.control.paper import Simulated, clamped, dual_controller, simulate
-from fedbudget.control.planner import Grid, Progress, planner
+from fedbudget.control.planner import Search, planner
 from fedbudget.control.policies import Base, cafl, cafl_l
 from fedbudget.data.examples import Windows
 from fedbudget.models.flat import FlatModel
@@ -97,14 +97,9 @@ def controllers(of: Preset) -> dict[str, Controller]:
         "CAFL, augmented Lagrangian": dual(cafl, augmented_lagrangian()),
         "the authors' code (clamped)": clamped(base, depth, of.budgets),
     }
-    parameters = of.known.shape.parameters
-    grid = Grid(tuple(range(2, of.base.layers + 1)), (2, 4, 8, 16), tuple(LEVELS))
-    progress = Progress(
-        tuple(p / parameters[-1] for p in parameters),
-        {codec: of.known.noise(codec) for codec in LEVELS},
-        cohort=6,
-        noise_scale=16.0,
-    )
+    wide = Search(batches=(2, 4, 8, 16), codecs=tuple(LEVELS))
+    grid, progress = wide.over(of.known, of.base.layers, cohort=6)
+    grid = replace(grid, layers=grid.layers[1:])  # the papers train one block at least
     found["planner"] = planner(of.known.paper, grid, progress, of.budgets, accounting="paper")
     return found
 
