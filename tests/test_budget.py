@@ -168,9 +168,9 @@ def test_every_choice_meets_every_budget_and_one_more_step_would_not(gpt, e, c, 
 
 def test_a_budget_nothing_can_meet_is_named_with_its_least_value(gpt):
     with pytest.raises(UserError, match=r"memory <= 100 kB; the least is .* at layers=1"):
-        planner(gpt.forecast, GRID, progress(gpt), {"memory": 1e5})
+        planner(gpt.forecast, GRID, progress(gpt), [{"memory": 1e5}])
     with pytest.raises(UserError, match="no setting meets communication <= 10 B"):
-        planner(gpt.forecast, GRID, progress(gpt), {"communication": 10.0})
+        planner(gpt.forecast, GRID, progress(gpt), [{"communication": 10.0}])
 
 
 def reply(client: int, used: dict[str, float]) -> Reply:
@@ -179,7 +179,7 @@ def reply(client: int, used: dict[str, float]) -> Reply:
 
 def test_the_planner_learns_that_a_client_uses_more_than_forecast(gpt):
     budgets = {"energy": gpt.forecast(Knobs(4, 60, 8))["energy"]}
-    control = planner(gpt.forecast, GRID, progress(gpt), budgets)
+    control = planner(gpt.forecast, GRID, progress(gpt), [budgets])
     state = control.init()
     before = control.knobs(state, 7)
     for _ in range(3):
@@ -193,7 +193,7 @@ def test_the_planner_learns_that_a_client_uses_more_than_forecast(gpt):
 
 def test_small_changes_do_not_move_the_knobs(gpt):
     budgets = {"energy": gpt.forecast(Knobs(4, 60, 8))["energy"]}
-    control = planner(gpt.forecast, GRID, progress(gpt), budgets)
+    control = planner(gpt.forecast, GRID, progress(gpt), [budgets])
     state = control.init()
     rng = np.random.default_rng(0)
     seen = set()
@@ -205,12 +205,12 @@ def test_small_changes_do_not_move_the_knobs(gpt):
     assert len(seen) == 1
 
 
-def test_clients_with_budgets_of_their_own_keep_within_them(gpt):
+def test_device_classes_keep_within_budgets_of_their_own(gpt):
     full = gpt.forecast(Knobs(4, 60, 8))["energy"]
-    own = {3: {"energy": 0.3 * full}, 4: {"energy": 0.1 * full}}
-    control = planner(gpt.forecast, GRID, progress(gpt), {"energy": full}, own)
+    classes = [{"energy": share * full} for share in (1, 0.3, 0.1)]
+    control = planner(gpt.forecast, GRID, progress(gpt), classes)
     state = control.init()
-    used = [gpt.forecast(control.knobs(state, c))["energy"] / full for c in (0, 3, 4)]
+    used = [gpt.forecast(control.knobs(state, c))["energy"] / full for c in (3, 4, 5)]
     assert used[0] > used[1] > used[2]
     assert all(u <= limit for u, limit in zip(used, (1, 0.3, 0.1), strict=True))
 
@@ -223,8 +223,8 @@ def test_a_planned_run_stays_within_its_budgets_from_the_first_round():
     grid = Grid((1, 2, 3), (2, 4), ("raw32", "eden2", "eden1"), least=2, most=50)
     shares = tuple(p / known.shape.parameters[-1] for p in known.shape.parameters)
     model = Progress(shares, {c: known.noise(c) for c in grid.codecs}, 3, 16.0)
-    control = planner(known.forecast, grid, model, budgets)
-    plan = replace(plan, controller=control, meter=known.meter, budgets={"counted": budgets})
+    control = planner(known.forecast, grid, model, [budgets])
+    plan = replace(plan, controller=control, meter=known.meter, budgets={"counted": [budgets]})
     layout = plan.build_model().layout
     for record, _ in rounds.run(plan, InProcess(plan), layout, rounds.first_state(plan)):
         assert not record.dropped

@@ -171,3 +171,36 @@ def test_the_demo_says_so_when_there_is_no_network(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "No network and no Tiny Shakespeare" in done.stdout
     assert (tmp_path / "runs" / "demo" / "report.html").exists()
+
+
+def test_device_classes_stay_within_their_own_budgets(tmp_path):
+    quick = [*TINY, "--set", "control.least_steps=1", "--set", "train.steps=8"]
+    limits = ["--set", 'budget.energy=["25%","50%","100%"]', "--set", 'budget.communication="20%"']
+    done = fedbudget("run", "planner", *quick, *limits, "--out", tmp_path / "p")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "p" / "summary.json").read_text())
+    energy = summary["usage"]["counted"]["energy"]
+    assert len(energy["budget"]) == 3
+    assert energy["rounds_over"] == 0
+    assert 0.5 < energy["worst_ratio"] <= 1
+    record = json.loads((tmp_path / "p" / "rounds.jsonl").read_text().splitlines()[0])
+    steps = {int(c) % 3: k["steps"] * k["batch"] for c, k in record["knobs"].items()}
+    assert steps[0] < steps[1] < steps[2]
+
+
+def test_plan_says_what_fits_or_why_nothing_does(tmp_path):
+    done = fedbudget("plan", "planner", *TINY, "--set", "control.least_steps=1")
+    assert done.returncode == 0, done.stderr
+    assert "binds, at" in done.stdout
+    none = fedbudget("plan", "planner", *TINY, "--set", "control.least_steps=1", "--set", 'budget.memory="1 kB"')
+    assert none.returncode == 2
+    assert "no setting meets memory <= 1 kB; the least is" in none.stderr
+
+
+def test_reproduce_prints_the_papers_line_to_the_digit(tmp_path):
+    done = fedbudget("reproduce", "cafl", "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if "FedAvg" in line]
+    assert "4.52" in lines[0]
+    assert "5.18" in lines[1]
+    assert (tmp_path / "table1.png").exists()

@@ -162,3 +162,30 @@ def test_own_model_and_data_come_from_a_module(tmp_path, monkeypatch):
     plan = build(config.validate(tree, "x"))
     assert len(plan.clients) == 4
     assert plan.build_model().layout.size == 8
+
+
+def test_device_classes_are_lists_of_equal_length():
+    budget = {"energy": ["20%", "60%"], "memory": "100%"}
+    plan = build(small(budget=budget, control={"controller": "planner"}, train={"cohort": 2}))
+    low, high = plan.budgets["counted"]
+    assert low["energy"] == pytest.approx(high["energy"] / 3)
+    assert low["memory"] == high["memory"]
+    with pytest.raises(UserError, match=r"all must be equally long; they have 2, 3"):
+        small(budget={**budget, "time": ["1 s", "2 s", "3 s"]}, control={"controller": "planner"})
+    with pytest.raises(UserError, match="controller = 'planner' needs budgets"):
+        small(control={"controller": "planner"})
+
+
+@pytest.mark.parametrize("controller", ["planner", "cafl", "cafl-l", "clamped", "fixed"])
+def test_every_controller_can_be_named(controller):
+    budget = {"energy": "50%", "communication": "20%"}
+    plan = build(small(budget=budget, control={"controller": controller}, train={"cohort": 2}))
+    knobs = plan.controller.knobs(plan.controller.init(), 0)
+    assert 1 <= knobs.layers <= 3
+
+
+@pytest.mark.parametrize("rule", ["ascent", "nupi", "augmented", "barrier"])
+def test_every_dual_rule_can_be_named(rule):
+    budget = {"energy": "50%"}
+    control = {"controller": "cafl", "rule": rule, "zone": "two-sided"}
+    build(small(budget=budget, control=control, train={"cohort": 2}))

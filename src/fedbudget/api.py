@@ -94,7 +94,7 @@ def planner(
 def _planner(
     search: Search, known: Costs, limits: Mapping[str, float], base: Knobs, cohort: int
 ) -> Controller:
-    return control.planner(known.forecast, *search.over(known, base.layers, cohort), limits)
+    return control.planner(known.forecast, *search.over(known, base.layers, cohort), [limits])
 
 
 def train(
@@ -193,7 +193,7 @@ def train(
         lr=lr,
         recipe=local,
         meter=known.meter,
-        budgets={"counted": limits} if limits else {},
+        budgets={"counted": [limits]} if limits else {},
         weighting=weighting,
         layers=prefixes,
     )

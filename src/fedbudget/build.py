@@ -35,7 +35,7 @@ from fedbudget.models.size import parse_size
 from fedbudget.models.softmax import Softmax
 from fedbudget.plan import Plan
 from fedbudget.resources import devices
-from fedbudget.resources.budget import read, resolve
+from fedbudget.resources.budget import of_client, read, resolve
 from fedbudget.resources.costs import Costs, costs
 from fedbudget.task import classify
 from fedbudget.types import Knobs
@@ -69,7 +69,7 @@ def build(config: Config) -> Plan:
         clients=clients,
         validation=validation,
         algorithm=fedavg(_server(config)),
-        controller=_controller(config, known, limits, knobs),
+        controller=_controller(config, known, limits, knobs, len(clients)),
         task=task,
         lr=train.lr,
         recipe=Recipe(
@@ -91,7 +91,7 @@ def build(config: Config) -> Plan:
     )
 
 
-def build_search(config: Config) -> tuple[Costs, Grid, Progress, dict[str, float]]:
+def build_search(config: Config) -> tuple[Costs, Grid, Progress, list[dict[str, float]]]:
     """What the planner chooses from, for `fedbudget plan`."""
     clients, _, make_model = _data_and_model(config)
     train = config.train
@@ -106,10 +106,10 @@ def build_search(config: Config) -> tuple[Costs, Grid, Progress, dict[str, float
     return known, *search(config, known), limits
 
 
-def budgets(config: Config, known: Costs, base: Knobs) -> dict[str, float]:
-    """Budgets as numbers; shares are of FedAvg's usage: the base knobs, sent as they are."""
-    if not config.budget.amounts:
-        return {}
+def budgets(config: Config, known: Costs, base: Knobs) -> list[dict[str, float]]:
+    """Each device class's budgets as numbers; shares are of the base knobs' usage, sent as is."""
+    if not config.budget.classes:
+        return []
     plain = replace(base, codec="raw32")
     if config.budget.accounting == "paper":
         if known.sizes is None:
@@ -117,7 +117,8 @@ def budgets(config: Config, known: Costs, base: Knobs) -> dict[str, float]:
         reference = known.paper(plain)
     else:
         reference = known.forecast(plain)
-    return resolve(read(config.budget.amounts), reference, known.device.ambient_c)
+    ambient = known.device.ambient_c
+    return [resolve(read(table), reference, ambient) for table in config.budget.classes]
 
 
 def search(config: Config, known: Costs) -> tuple[Grid, Progress]:
@@ -132,7 +133,9 @@ def search(config: Config, known: Costs) -> tuple[Grid, Progress]:
     return wide.over(known, config.train.layers or known.layout.depth, config.train.cohort)
 
 
-def _controller(config: Config, known: Costs, limits: dict[str, float], knobs: Knobs) -> Controller:
+def _controller(
+    config: Config, known: Costs, limits: list[dict[str, float]], knobs: Knobs, clients: int
+) -> Controller:
     control, depth = config.control, known.layout.depth
     base = Base(knobs.layers - 1, knobs.steps, knobs.batch)
     policy: dict[str, Policy] = {"cafl-l": cafl_l, "cafl": cafl}
@@ -142,15 +145,20 @@ def _controller(config: Config, known: Costs, limits: dict[str, float], knobs: K
         case "planner":
             return planner(known.forecast, *search(config, known), limits)
         case "clamped":
-            return clamped(base, depth, limits, accounting=config.budget.accounting)
+            if len(limits) > 1:
+                raise UserError("control.controller = 'clamped' knows one device class only")
+            return clamped(base, depth, limits[0], accounting=config.budget.accounting)
         case name:
+            classes = len(limits) > 1
             return dual_controller(
                 base,
                 depth,
-                limits,
+                limits[0],
                 policy[name],
                 _rule(config),
                 accounting=config.budget.accounting,
+                per="client" if classes else "cohort",
+                per_client={c: of_client(limits, c) for c in range(clients)} if classes else None,
                 preserve_tokens=control.preserve_tokens,
                 ema=control.ema,
             )

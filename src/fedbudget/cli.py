@@ -124,11 +124,13 @@ def plan(
     from fedbudget.control.planner import affordable
     from fedbudget.resources.budget import tell
 
-    known, grid, progress, limits = build_search(load(find_config(config), set_ or []))
-    choices = affordable(known.forecast, grid, progress, limits)
-    _say(f"budgets per client and round, counted on {known.device.name}: {tell(limits)}")
-    _console().print(table(choices[:rows], limits))
-    _say(why(choices, limits))
+    known, grid, progress, classes = build_search(load(find_config(config), set_ or []))
+    for i, limits in enumerate(classes):
+        choices = affordable(known.forecast, grid, progress, limits)
+        whose = f"device class {i}" if len(classes) > 1 else "client"
+        _say(f"budgets per {whose} and round, counted on {known.device.name}: {tell(limits)}")
+        _console().print(table(choices[:rows], limits))
+        _say(why(choices, limits))
 
 
 @app.command()

@@ -101,10 +101,13 @@ class Train(_Table):
 
 
 class Budget(BaseModel):
-    """Per client and round; any resource that is counted may be named, a user's own too."""
+    """Per client and round; any resource that is counted may be named.
+
+    A list gives a limit for each device class; client i is of class i modulo their number.
+    """
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
-    __pydantic_extra__: dict[str, str | float | int]
+    __pydantic_extra__: dict[str, str | float | int | list[str | float | int]]
 
     device: str = Field(
         "raspberry-pi-5", description="device profile that turns work into joules and degrees"
@@ -114,8 +117,20 @@ class Budget(BaseModel):
     )
 
     @property
-    def amounts(self) -> dict[str, str | float]:
-        return dict(self.__pydantic_extra__ or {})
+    def classes(self) -> list[dict[str, str | float]]:
+        """The limits of each device class, as they were written; one class without lists."""
+        given = self.__pydantic_extra__ or {}
+        lengths = {len(v) for v in given.values() if isinstance(v, list)}
+        if len(lengths) > 1 or 0 in lengths:
+            raise ValueError(
+                "budget: lists have one limit for each device class, so all must be equally long; "
+                f"they have {', '.join(map(str, sorted(lengths)))}"
+            )
+        number = next(iter(lengths), 1)
+        return [
+            {r: v[i] if isinstance(v, list) else v for r, v in given.items()}
+            for i in range(number if given else 0)
+        ]
 
 
 class Control(_Table):
@@ -173,7 +188,7 @@ class Config(_Table):
                 f"train.cohort = {self.train.cohort} is more than data.clients = "
                 f"{self.data.clients}; take at most {self.data.clients}"
             )
-        if self.control.controller != "fixed" and not self.budget.amounts:
+        if self.control.controller != "fixed" and not self.budget.classes:
             raise ValueError(
                 f"control.controller = {self.control.controller!r} needs budgets: "
                 'name some in [budget], such as communication = "600 kB"'

@@ -34,8 +34,8 @@ class Plan:
     recipe: Recipe = field(default_factory=Recipe)
     meter: Meter | None = None
     """what a client reports of its usage"""
-    budgets: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """accounting -> resource -> limit per client and round"""
+    budgets: Mapping[str, Sequence[Mapping[str, float]]] = field(default_factory=dict)
+    """accounting -> the limits of each device class, per client and round"""
     round_schedule: str = "constant"
     weighting: str = "uniform"
     layers: tuple[str, ...] | None = None

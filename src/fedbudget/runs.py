@@ -11,7 +11,7 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -157,7 +157,7 @@ def summarise(
     records: list[dict[str, Any]],
     facts: Mapping[str, Any],
     rounds: int,
-    budgets: Mapping[str, Mapping[str, float]],
+    budgets: Mapping[str, Sequence[Mapping[str, float]]],
 ) -> dict[str, Any]:
     """summary.json: everything follows from the records and a few facts of the config."""
     evaluated = [r["validation"] for r in records if r.get("validation")]
@@ -176,7 +176,7 @@ def summarise(
         "complete": len(records) == rounds,
         "validation": validation,
         "usage": {
-            accounting: _usage(records, accounting, budgets.get(accounting, {}))
+            accounting: _usage(records, accounting, budgets.get(accounting, ()))
             for accounting in ("counted", "paper", "measured")
         },
         "wire": {key: sum(r[key] for r in records) for key in ("up_bytes", "down_bytes")},
@@ -187,23 +187,27 @@ def summarise(
 
 
 def _usage(
-    records: list[dict[str, Any]], accounting: str, budgets: Mapping[str, float]
+    records: list[dict[str, Any]], accounting: str, classes: Sequence[Mapping[str, float]]
 ) -> dict[str, dict[str, Any]]:
     """Each resource's final mean, worst case and what it says of its budget."""
-    rounds = [list(r["usage"].get(accounting, {}).values()) for r in records]
+    rounds: list[dict[str, dict[str, float]]] = [r["usage"].get(accounting, {}) for r in records]
     rounds = [clients for clients in rounds if clients]
     found: dict[str, dict[str, Any]] = {}
-    for resource in rounds[0][0] if rounds else ():
-        final = fmean(c[resource] for clients in rounds[-LAST:] for c in clients)
-        peaks = [max(c[resource] for c in clients) for clients in rounds]
-        found[resource] = {"final": final, "worst": max(peaks)}
-        found[resource]["unit"] = UNITS.get(resource, "") if accounting != "paper" else ""
-        if resource in budgets:
-            limit = budgets[resource]
+    for resource in next(iter(rounds[0].values())) if rounds else ():
+        used = [{c: u[resource] for c, u in clients.items()} for clients in rounds]
+        found[resource] = {
+            "final": fmean(u for clients in used[-LAST:] for u in clients.values()),
+            "worst": max(u for clients in used for u in clients.values()),
+            "unit": UNITS.get(resource, "") if accounting != "paper" else "",
+        }
+        if classes and resource in classes[0]:
+            limits = [limit[resource] for limit in classes]
+            shares = [[u / limits[int(c) % len(limits)] for c, u in x.items()] for x in used]
             found[resource] |= {
-                "budget": limit,
-                "ratio": final / limit,
-                "rounds_over": sum(peak > limit * (1 + 1e-9) for peak in peaks),
+                "budget": limits[0] if len(limits) == 1 else limits,
+                "ratio": fmean(share for x in shares[-LAST:] for share in x),
+                "worst_ratio": max(max(x) for x in shares),
+                "rounds_over": sum(max(x) > 1 + 1e-9 for x in shares),
             }
     return found
 

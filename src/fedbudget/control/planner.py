@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from fedbudget.control.controller import Controller, ControlState
 from fedbudget.errors import UserError
+from fedbudget.resources.budget import of_client
 from fedbudget.resources.costs import Costs
 from fedbudget.types import Knobs, Reply
 from fedbudget.units import show
@@ -74,12 +75,11 @@ class Planner:
     forecast: Forecast
     grid: Grid
     progress: Progress
-    budgets: Mapping[str, float]
-    per_client: Mapping[int, Mapping[str, float]]
+    classes: Sequence[Mapping[str, float]]
     accounting: str
 
     def budgets_of(self, client: int) -> Mapping[str, float]:
-        return self.per_client.get(client, self.budgets)
+        return of_client(self.classes, client)
 
 
 @dataclass(frozen=True)
@@ -106,13 +106,15 @@ def planner(
     forecast: Forecast,
     grid: Grid,
     progress: Progress,
-    budgets: Mapping[str, float],
-    per_client: Mapping[int, Mapping[str, float]] | None = None,
+    classes: Sequence[Mapping[str, float]],
     accounting: str = "counted",
 ) -> Controller:
-    """A controller whose choices are affordable from round 1; refuses budgets nothing can meet."""
-    plan = Planner(forecast, grid, progress, budgets, per_client or {}, accounting)
-    for limits in (budgets, *plan.per_client.values()):
+    """A controller whose choices are affordable from round 1; refuses budgets nothing can meet.
+
+    `classes` has the budgets of each device class; client i is of class i modulo their number.
+    """
+    plan = Planner(forecast, grid, progress, classes, accounting)
+    for limits in classes:
         affordable(forecast, grid, progress, limits)
     return Controller(_init, partial(_knobs, plan), partial(_update, plan))
 

@@ -81,7 +81,7 @@ def _kept(summaries: Sequence[Mapping[str, Any]], resource: str) -> str:
     uses = [u[resource] for s in summaries if resource in (u := budgets(s))]
     if not uses:
         return "-"
-    worst = max(u["worst"] / u["budget"] for u in uses)
+    worst = max(u["worst_ratio"] for u in uses)
     over = max(u["rounds_over"] for u in uses)
     return f"{worst:.2f}" + (f" ({over})" if over else "")
 

@@ -80,7 +80,7 @@ def preset(name: str) -> Preset:
     known = costs(model, classify(), windows, config.train.optimizer, device, gpt=True)
     train = config.train
     base = Knobs(train.layers or model.layout.depth, train.steps, train.batch)
-    return Preset(name, known, base, budgets(config, known, base))
+    return Preset(name, known, base, budgets(config, known, base)[0])
 
 
 def controllers(of: Preset) -> dict[str, Controller]:
@@ -100,7 +100,7 @@ def controllers(of: Preset) -> dict[str, Controller]:
     wide = Search(batches=(2, 4, 8, 16), codecs=tuple(LEVELS))
     grid, progress = wide.over(of.known, of.base.layers, cohort=6)
     grid = replace(grid, layers=grid.layers[1:])  # the papers train one block at least
-    found["planner"] = planner(of.known.paper, grid, progress, of.budgets, accounting="paper")
+    found["planner"] = planner(of.known.paper, grid, progress, [of.budgets], accounting="paper")
     return found
 
 

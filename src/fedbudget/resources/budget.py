@@ -1,6 +1,6 @@
 """Budgets: amounts as the user wrote them, and as numbers once FedAvg's own usage is known."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from fedbudget.errors import UserError
 from fedbudget.units import UNITS, Amount, parse, show
@@ -38,9 +38,9 @@ def resolve(
     return found
 
 
-def over(usage: Mapping[str, float], budgets: Mapping[str, float]) -> dict[str, float]:
-    """The resources over budget, and by what ratio."""
-    return {r: usage[r] / b for r, b in budgets.items() if usage[r] > b}
+def of_client(classes: Sequence[Mapping[str, float]], client: int) -> Mapping[str, float]:
+    """Client i is of device class i modulo their number."""
+    return classes[client % len(classes)]
 
 
 def tell(budgets: Mapping[str, float]) -> str:
