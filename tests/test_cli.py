@@ -192,7 +192,9 @@ def test_plan_says_what_fits_or_why_nothing_does(tmp_path):
     done = fedbudget("plan", "planner", *TINY, "--set", "control.least_steps=1")
     assert done.returncode == 0, done.stderr
     assert "binds, at" in done.stdout
-    none = fedbudget("plan", "planner", *TINY, "--set", "control.least_steps=1", "--set", 'budget.memory="1 kB"')
+    none = fedbudget(
+        "plan", "planner", *TINY, "--set", "control.least_steps=1", "--set", 'budget.memory="1 kB"'
+    )
     assert none.returncode == 2
     assert "no setting meets memory <= 1 kB; the least is" in none.stderr
 

@@ -232,6 +232,16 @@ def test_cohorts_are_uniform():
     assert abs(counts - 1000).max() < 4 * np.sqrt(3000 * 2 / 9)
 
 
+def test_dropouts_are_recorded_and_the_same_on_every_engine():
+    plan = text_plan(cohort=4, rounds=6, drop=0.4)
+    records, here = train(plan)
+    assert 0 < sum(len(r.dropped) for r in records) < 24
+    assert {why for r in records for why in r.dropped.values()} == {"it dropped out"}
+    others, there = train(plan, Workers(plan, 2))
+    assert [r.dropped for r in records] == [r.dropped for r in others]
+    assert torch.equal(here.weights, there.weights)
+
+
 def test_step_size_over_rounds_falls_as_a_cosine():
     plan = softmax_plan(rounds=4, round_schedule="cosine", lr=2.0)
     expected = [2.0, 1 + 0.5**0.5, 1.0, 1 - 0.5**0.5]

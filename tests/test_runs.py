@@ -8,7 +8,7 @@ import torch
 from conftest import text_plan
 from fedbudget.errors import UserError
 from fedbudget.report.load import find_runs
-from fedbudget.report.tables import markdown, rows, spread
+from fedbudget.report.tables import cost_to, markdown, rows, spread, target_rows
 from fedbudget.report.write import write_report
 from fedbudget.runner import Stop, execute, facts
 from fedbudget.runs import RunFolder, summarise
@@ -158,6 +158,18 @@ def test_reports_group_seeds_and_give_their_spread(tmp_path):
         write_report(runs, tmp_path / "x.gif")
     with pytest.raises(UserError, match="no run folder is here"):
         find_runs([tmp_path / "deep"])
+
+
+def test_cost_to_a_target_ends_with_the_round_that_reached_it(tmp_path):
+    go(text_plan(rounds=5), tmp_path / "r")
+    (run,) = find_runs([tmp_path / "r"])
+    third = run.losses()[2][1]
+    reached = next(i for i, (_, loss) in enumerate(run.losses(), 1) if loss <= third)
+    cost = cost_to(run, third)
+    assert cost["rounds"] == reached
+    assert cost["uplink"] == sum(r["up_bytes"] for r in run.records[:reached])
+    assert cost_to(run, 0.0) is None
+    assert target_rows([run], 0.0)[0][1] == "0 of 1"
 
 
 def test_a_full_disk_loses_nothing_and_leaves_nothing_half_written(tmp_path, monkeypatch):

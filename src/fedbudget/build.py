@@ -86,6 +86,7 @@ def build(config: Config) -> Plan:
         budgets={config.budget.accounting: limits} if limits else {},
         round_schedule=train.round_schedule,
         weighting=train.weighting,
+        drop=train.drop,
         layers=prefixes,
         evaluate_every=train.evaluate_every,
     )

@@ -28,6 +28,9 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a config key; may be repeated."),
 ]
+Target = Annotated[
+    float | None, typer.Option(help="Also what it cost each run to reach this validation loss.")
+]
 Overwrite = Annotated[bool, typer.Option(help="Replace a run that is already there.")]
 STOPPED = 130
 """exit code of a run that was asked to stop, as shells have it for Ctrl-C"""
@@ -80,6 +83,7 @@ def compare(
     seeds: Annotated[int, typer.Option(min=1, help="Seeds 0, 1, ... for each.")] = 3,
     set_: Set = None,
     out: Annotated[Path, typer.Option(help="Folder for all the runs.")] = Path("runs/compare"),
+    target: Target = None,
 ) -> None:
     """Train several configs with several seeds each; print mean and spread.
 
@@ -105,7 +109,7 @@ def compare(
             )
         else:
             _resume(place)
-    _show(list(every), out / "report.html")
+    _show(list(every), out / "report.html", target)
 
 
 @app.command()
@@ -170,12 +174,13 @@ def report(
     out: Annotated[
         Path | None, typer.Option(help="Also write FILE.html, .md, .png, .svg or .pdf.")
     ] = None,
+    target: Target = None,
 ) -> None:
     """Compare runs in a table, and write it with a figure.
 
-    Example: `fedbudget report runs/a runs/b --out report.html`
+    Example: `fedbudget report runs/a runs/b --out report.html --target 1.8`
     """
-    _show(folders, out)
+    _show(folders, out, target)
 
 
 @app.command()
@@ -315,13 +320,15 @@ def _finish(
     _say(f"wrote {folder.path}/: model.safetensors, rounds.jsonl, summary.json, config.toml")
 
 
-def _show(folders: list[Path], out: Path | None) -> None:
+def _show(folders: list[Path], out: Path | None, target: float | None = None) -> None:
     from fedbudget.report.load import find_runs
-    from fedbudget.report.tables import terminal
+    from fedbudget.report.tables import target_table, terminal
     from fedbudget.report.write import write_report
 
     runs = find_runs(folders)
     _console().print(terminal(runs))
+    if target is not None:
+        _console().print(target_table(runs, target))
     if out is not None:
         write_report(runs, out)
         _say(f"wrote {out}")

@@ -82,6 +82,9 @@ class Train(_Table):
         "constant", description="step size over the rounds: constant, cosine"
     )
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="in the training loss only")
+    drop: float = Field(
+        0.0, ge=0, lt=1, description="share of each cohort that drops out of its round, at random"
+    )
     server: Literal["mean", "momentum", "adam", "yogi"] = Field(
         "mean", description="what the server makes of the mean update: mean, momentum, adam, yogi"
     )

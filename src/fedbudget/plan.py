@@ -38,6 +38,8 @@ class Plan:
     """accounting -> the limits of each device class, per client and round"""
     round_schedule: str = "constant"
     weighting: str = "uniform"
+    drop: float = 0.0
+    """chance that a client of the cohort drops out of a round"""
     layers: tuple[str, ...] | None = None
     """name prefixes of the layer groups, bottom first; None finds them"""
     evaluate_every: int = 1

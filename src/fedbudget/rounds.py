@@ -81,10 +81,13 @@ def one_round(
         codec="raw64" if layout.dtype == torch.float64 else "raw32",
     )
     lr = plan.lr_at(number)
-    jobs = [Job(plan.run, number, c, plan.seed, knobs[c], lr, down) for c in cohort]
+    gone = dropouts(plan, number, cohort)
+    jobs = [
+        Job(plan.run, number, c, plan.seed, knobs[c], lr, down) for c in cohort if c not in gone
+    ]
     total = Accumulator(layout)
     accepted: list[Reply] = []
-    dropped: dict[str, str] = {}
+    dropped = {str(c): "it dropped out" for c in gone}
     up_bytes = 0
     replies = Timed(engine.run(jobs), on_reply)
     for job, reply in in_job_order(jobs, replies):
@@ -128,6 +131,13 @@ def sample(plan: Plan, number: int) -> list[int]:
     rng = seeds.rng(plan.seed, number, seeds.SERVER, "cohort")
     chosen = rng.choice(len(plan.clients), size=plan.cohort, replace=False)
     return sorted(int(c) for c in chosen)
+
+
+def dropouts(plan: Plan, number: int, cohort: Sequence[int]) -> list[int]:
+    """Clients that are asked and do not answer: each with the plan's chance, from its own stream."""
+    if plan.drop == 0:
+        return []
+    return [c for c in cohort if seeds.rng(plan.seed, number, c, "drop").random() < plan.drop]
 
 
 def in_job_order(jobs: Sequence[Job], replies: Iterator[Reply]) -> Iterator[tuple[Job, Reply]]:

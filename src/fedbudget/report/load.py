@@ -10,6 +10,9 @@ from fedbudget.errors import UserError
 from fedbudget.runs import read_records
 
 
+NEEDED = {"name", "seed", "rounds", "rounds_done", "validation", "usage", "wire", "time"}
+
+
 @dataclass(frozen=True)
 class Loaded:
     path: Path
@@ -44,6 +47,9 @@ def load_run(path: Path) -> Loaded:
         raise UserError(f"{path}: {error.strerror}: {Path(error.filename).name} ({hint})") from None
     except ValueError as error:
         raise UserError(f"{path}: its summary or config is damaged: {error}") from None
+    missing = NEEDED - set(summary) if isinstance(summary, dict) else NEEDED
+    if missing:
+        raise UserError(f"{path}/summary.json has no {', '.join(sorted(missing))}; is it a run's?")
     return Loaded(path, summary, read_records(path / "rounds.jsonl"), config)
 
 

@@ -86,6 +86,49 @@ def _kept(summaries: Sequence[Mapping[str, Any]], resource: str) -> str:
     return f"{worst:.2f}" + (f" ({over})" if over else "")
 
 
+TARGET_COLUMNS = ("run", "reached by", "rounds", "energy", "uplink", "time")
+
+
+def cost_to(run: Loaded, target: float) -> dict[str, float] | None:
+    """What it took, over all clients, until the validation loss first reached the target."""
+    spent = {"rounds": 0.0, "energy": 0.0, "uplink": 0.0, "time": 0.0}
+    for record in run.records:
+        counted = record.get("usage", {}).get("counted", {})
+        spent["rounds"] += 1
+        spent["energy"] += sum(use["energy"] for use in counted.values())
+        spent["uplink"] += record["up_bytes"]
+        spent["time"] += record["wall_s"]
+        loss = (record.get("validation") or {}).get("loss")
+        if loss is not None and loss <= target:
+            return spent
+    return None
+
+
+def target_rows(runs: Sequence[Loaded], target: float) -> list[list[str]]:
+    """Mean and spread over the seeds that reached it."""
+    found = []
+    for name, same in by_name(runs).items():
+        costs = [c for run in same if (c := cost_to(run, target)) is not None]
+        found.append(
+            [
+                name,
+                f"{len(costs)} of {len(same)}",
+                spread([c["rounds"] for c in costs], ".0f"),
+                spread([c["energy"] for c in costs], ".0f") + " J",
+                spread([c["uplink"] / 1e6 for c in costs], ".1f") + " MB",
+                spread([c["time"] for c in costs], ".0f") + " s",
+            ]
+        )
+    return found
+
+
+def target_table(runs: Sequence[Loaded], target: float) -> Table:
+    table = Table(*TARGET_COLUMNS, title=f"cost to a validation loss of {target:g}, all clients")
+    for row in target_rows(runs, target):
+        table.add_row(*row)
+    return table
+
+
 def terminal(runs: Sequence[Loaded]) -> Table:
     table = Table(caption=CAPTION)
     for i, column in enumerate(columns(runs)):
