@@ -22,6 +22,7 @@ class Live:
         self.first = done
         self.losses: list[float] = []
         self.replies = 0
+        self.up_bytes = 0
         self.times: list[float] = []
         self.started = time.perf_counter()
         self.bar = Progress(
@@ -52,6 +53,7 @@ class Live:
     def on_round(self, record: RoundRecord) -> None:
         self.replies = 0
         self.times.append(record.wall_s)
+        self.up_bytes = record.up_bytes
         if record.validation is not None:
             self.losses.append(record.validation["loss"])
         self.bar.update(self.task, completed=record.round)
@@ -75,11 +77,12 @@ class Live:
         return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
 
     def _show(self) -> None:
-        parts = [f"client {self.replies}/{self.cohort}"]
+        all_in = self.replies == self.cohort
+        parts = ["evaluating" if all_in else f"client {self.replies}/{self.cohort}"]
         if self.losses:
             parts = [f"loss {self.losses[-1]:.3f} {sparkline(self.losses)}", *parts]
         if self.times:
-            parts.append(f"{self.times[-1]:.1f} s/round")
+            parts.append(f"{self.times[-1]:.1f} s and {self.up_bytes / 1e6:.1f} MB up a round")
             parts.append(f"{self._left(self.first + len(self.times))} left")
         self.bar.update(self.task, info=" · ".join(parts))
 

@@ -9,7 +9,6 @@ from typing import Any
 from fedbudget.errors import UserError
 from fedbudget.runs import read_records
 
-
 NEEDED = {"name", "seed", "rounds", "rounds_done", "validation", "usage", "wire", "time"}
 
 

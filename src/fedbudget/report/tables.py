@@ -10,7 +10,7 @@ from fedbudget.report.load import Loaded, by_name
 
 CAPTION = (
     "val. loss, accuracy: mean of the last 5 evaluations; ± over seeds; "
-    "/budget: worst client and round (rounds in which any client was over)"
+    "/budget: worst client and round\n(in brackets: rounds in which any client was over)"
 )
 
 
@@ -30,12 +30,16 @@ def megabytes(count: float) -> str:
     return f"{count / 1e6:.1f} MB"
 
 
+SHORT = {"communication": "uplink", "temperature": "heat"}
+"""headings for narrow terminals"""
+
+
 def columns(runs: Sequence[Loaded]) -> list[str]:
     """A column for each budget that any of the runs has."""
     return [
         *("run", "seeds", "rounds", "val. loss", "accuracy"),
-        *(f"{resource}\n/budget" for resource in _budgeted(runs)),
-        *("up", "down", "time"),
+        *(f"{SHORT.get(resource, resource)}\n/budget" for resource in _budgeted(runs)),
+        *("up", "time"),
     ]
 
 
@@ -55,7 +59,6 @@ def rows(runs: Sequence[Loaded]) -> list[list[str]]:
                 spread([v["accuracy"] for v in scores if "accuracy" in v], ".3f"),
                 *(_kept(summaries, resource) for resource in _budgeted(runs)),
                 megabytes(fmean(s["wire"]["up_bytes"] for s in summaries)),
-                megabytes(fmean(s["wire"]["down_bytes"] for s in summaries)),
                 spread([s["time"]["wall_s"] for s in summaries], ".0f") + " s",
             ]
         )
