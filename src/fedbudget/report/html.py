@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from fedbudget.report.figures import loss_figure
 from fedbudget.report.load import Loaded, by_name
-from fedbudget.report.tables import budgets, columns, rows
+from fedbudget.report.tables import budgets, caption, columns, rows
 
 STYLE = """
 :root { color-scheme: light dark; }
@@ -18,6 +18,7 @@ th:first-child, td:first-child { text-align: left; }
 figure { margin: 1.5rem 0; background: #fff; border-radius: .5rem; padding: .5rem; }
 figure svg { width: 100%; height: auto; }
 figcaption { color: #333; font-size: .9rem; padding: 0 .5rem; }
+.note { font-size: .9rem; opacity: .8; }
 pre { overflow-x: auto; font-size: .85rem; }
 """
 
@@ -41,6 +42,7 @@ def page(runs: Sequence[Loaded]) -> str:
 <h1>fedbudget report</h1>
 <p>{html.escape(verdict(runs))}</p>
 <table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>
+<p class="note">{html.escape(caption(runs))}</p>
 <figure>{_svg(runs)}
 <figcaption>Validation loss after each round; the band is the range over seeds.
 Read from {html.escape(folders)}.</figcaption></figure>

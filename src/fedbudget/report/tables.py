@@ -4,14 +4,10 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
+from rich import box
 from rich.table import Table
 
 from fedbudget.report.load import Loaded, by_name
-
-CAPTION = (
-    "val. loss, accuracy: mean of the last 5 evaluations; ± over seeds; "
-    "/budget: worst client and round\n(in brackets: rounds in which any client was over)"
-)
 
 
 def spread(values: Sequence[float], form: str) -> str:
@@ -37,10 +33,21 @@ SHORT = {"communication": "uplink", "temperature": "heat"}
 def columns(runs: Sequence[Loaded]) -> list[str]:
     """A column for each budget that any of the runs has."""
     return [
-        *("run", "seeds", "rounds", "val. loss", "accuracy"),
-        *(f"{SHORT.get(resource, resource)}\n/budget" for resource in _budgeted(runs)),
+        *("run", "seeds", "rounds", "loss", "accuracy"),
+        *(SHORT.get(resource, resource) for resource in _budgeted(runs)),
         *("up", "time"),
     ]
+
+
+def caption(runs: Sequence[Loaded]) -> str:
+    """What the columns mean."""
+    text = "loss, accuracy: on the validation set, mean of the last 5 evaluations; ± over seeds."
+    if names := [SHORT.get(r, r) for r in _budgeted(runs)]:
+        text += (
+            f" {', '.join(names)}: usage of the worst client and round over its budget, and in "
+            "brackets the rounds in which any client was over."
+        )
+    return text
 
 
 def rows(runs: Sequence[Loaded]) -> list[list[str]]:
@@ -133,7 +140,7 @@ def target_table(runs: Sequence[Loaded], target: float) -> Table:
 
 
 def terminal(runs: Sequence[Loaded]) -> Table:
-    table = Table(caption=CAPTION)
+    table = Table(box=box.SIMPLE_HEAD, padding=0, caption=caption(runs), caption_justify="left")
     for i, column in enumerate(columns(runs)):
         table.add_column(column, justify="left" if i == 0 else "right")
     for row in rows(runs):
@@ -142,7 +149,7 @@ def terminal(runs: Sequence[Loaded]) -> Table:
 
 
 def markdown(runs: Sequence[Loaded]) -> str:
-    names = [name.replace("\n", "") for name in columns(runs)]
+    names = columns(runs)
     lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
     lines += ["| " + " | ".join(row) + " |" for row in rows(runs)]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + f"\n\n{caption(runs)}\n"
