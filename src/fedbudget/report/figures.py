@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from fedbudget.report.load import Loaded, by_name
 
@@ -33,6 +34,7 @@ def loss_figure(runs: Sequence[Loaded]) -> Figure:
             )
             if len(same) > 1:
                 axes.fill_between(rounds, values.min(0), values.max(0), color=colour, alpha=0.2)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("round")
         axes.set_ylabel("validation loss")
         axes.grid(alpha=0.3)

@@ -13,7 +13,7 @@ STYLE = """
 :root { color-scheme: light dark; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 56rem; margin: 2rem auto; padding: 0 1rem; }
 table { border-collapse: collapse; display: block; overflow-x: auto; }
-th, td { padding: .35rem .75rem; border-bottom: 1px solid #8886; text-align: right; white-space: nowrap; }
+th, td { padding: .35rem .6rem; border-bottom: 1px solid #8886; text-align: right; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; }
 figure { margin: 1.5rem 0; background: #fff; border-radius: .5rem; padding: .5rem; }
 figure svg { width: 100%; height: auto; }
