@@ -100,8 +100,8 @@ def main() -> None:
         "",
         "## Overhead of a round",
         "",
-        "Six clients that train nothing, in-process: the global model is framed and checksummed, "
-        "decoded by each client, each update is framed, checksummed, checked and averaged. "
+        "Six clients that train nothing, in-process: the global model is framed, each client loads it "
+        "and frames its update, which is checked and averaged. "
         "Beside it a plain loop that copies the weights in and averages them.",
         "",
         "| model | parameters | fedbudget ms | plain ms | ratio (quartiles) |",

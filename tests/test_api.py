@@ -1,6 +1,7 @@
 """fedbudget.train, as the README and the examples use it."""
 
 import runpy
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from torch import nn
 
 import fedbudget as fb
 from conftest import blobs, data_folder
+from fedbudget.algorithms.fedavg import fedavg
+from fedbudget.algorithms.server import adam, momentum, yogi
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -115,9 +118,79 @@ def fb_seeded(seed):
     return seeds.torch_seeded(seed, 0, seeds.SERVER, "init")
 
 
+def with_norm(momentum=0.1):
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8, momentum=momentum), nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize("server", [momentum(0.9), adam(0.1), yogi(0.1)])
+def test_server_optimisers_leave_running_statistics_to_the_mean(server):
+    clients, validation = parts()
+    settings = {"rounds": 15, "steps": 4, "lr": 0.02, "quiet": True}
+    run = fb.train(with_norm, clients, validation, algorithm=fedavg(server), **settings)
+    assert run.model[1].running_var.min() > 0
+    assert all(loss == loss for loss in run.losses)
+
+
+def test_norms_that_count_their_batches_give_the_same_bits_in_worker_processes():
+    clients, validation = parts()
+    settings = {"rounds": 3, "steps": 3, "quiet": True}
+    make = partial(with_norm, None)
+    runs = [fb.train(make, clients, validation, workers=w, **settings) for w in (1, 2)]
+    for a, b in zip(*(r.model.parameters() for r in runs), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_factory_may_return_one_module_again_and_again():
+    clients, validation = parts()
+    net = make_model()
+    run = fb.train(lambda: net, clients, validation, rounds=3, steps=5, lr=0.02, quiet=True)
+    assert run.losses[2] < run.losses[0]
+
+
+def test_float64_models_lose_nothing_on_the_way():
+    clients, validation = parts()
+    double = [(x.double(), y) for x, y in clients]
+    run = fb.train(
+        lambda: make_model().double(),
+        double,
+        (validation[0].double(), validation[1]),
+        rounds=2,
+        steps=2,
+        quiet=True,
+    )
+    numbers = sum(p.numel() for p in run.model.parameters())
+    assert run.records[0].up_bytes / 4 - 8 * numbers < 128
+    assert run.model[0].weight.dtype == torch.float64
+
+
+def test_hugging_face_data_sets_of_two_columns_are_data_sets():
+    datasets = pytest.importorskip("datasets")
+    clients, _ = parts()
+    tables = [datasets.Dataset.from_dict({"x": x.tolist(), "y": y.tolist()}) for x, y in clients]
+    settings = {"rounds": 2, "steps": 3, "quiet": True}
+    run = fb.train(make_model, tables, tables[0], **settings)
+    same = fb.train(make_model, clients, clients[0], **settings)
+    assert run.losses == pytest.approx(same.losses)
+
+
+def test_the_global_random_numbers_are_left_alone():
+    clients, validation = parts()
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    fb.train(make_model, clients, validation, rounds=1, steps=1, quiet=True)
+    assert torch.equal(torch.rand(2), expected)
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
+        ({"lr": -1.0}, "lr = -1.0: it must be above 0"),
+        ({"optimizer": "lion"}, "optimizer = 'lion': it must be"),
+        ({"weighting": "exmples"}, "weighting = 'exmples': it must be"),
+        ({"codec": "zip"}, "codec 'zip' is unknown"),
+        ({"clients": [(torch.zeros(3, 4), torch.zeros(2))]}, "3 inputs and 2 targets"),
+        ({"clients": [iter([])]}, "is no data set here"),
         ({"clients": []}, "clients is empty"),
         ({"cohort": 9}, "cohort = 9: it must be from 1 to 4"),
         ({"steps": 0}, "steps = 0: it must be at least 1"),

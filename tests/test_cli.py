@@ -166,7 +166,7 @@ def test_the_demo_says_so_when_there_is_no_network(tmp_path):
     }
     environment.pop("FEDBUDGET_DATA", None)
     environment.pop("PIP_FIND_LINKS", None)
-    quick = ("--set", "rounds=2", "--set", "train.steps=1", "--set", "model.size=1x32")
+    quick = ("--set", "rounds=2", "--set", "train.steps=30", "--set", "model.size=1x32")
     done = fedbudget("demo", *quick, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
     assert "No network and no Tiny Shakespeare" in done.stdout
@@ -206,3 +206,36 @@ def test_reproduce_prints_the_papers_line_to_the_digit(tmp_path):
     assert "4.52" in lines[0]
     assert "5.18" in lines[1]
     assert (tmp_path / "table1.png").exists()
+
+
+def test_odd_names_and_damaged_summaries_are_no_traceback(tmp_path):
+    odd = tmp_path / "m[/a]"
+    done = fedbudget("run", "fedavg", *TINY, "--set", "name=[/x]", "--out", odd)
+    assert done.returncode == 0, done.stderr
+    assert "[/x]" in fedbudget("report", odd).stdout
+    for text in ("{}", "[1]", "not json"):
+        (odd / "summary.json").write_text(text)
+        report = fedbudget("report", odd)
+        assert (report.returncode, report.stderr.count("\n")) == (2, 1), report.stderr
+        resumed = fedbudget("resume", odd)
+        assert resumed.returncode == 0, resumed.stderr
+    for arguments in (
+        ["presets", "fedavg", "--out", "/proc/none/x.toml"],
+        ["report", odd, "--out", "/proc/none/r.html"],
+    ):
+        failed = fedbudget(*arguments)
+        assert (failed.returncode, failed.stderr.count("\n")) == (2, 1), failed.stderr
+
+
+def test_a_script_without_a_main_guard_is_told_so(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch, fedbudget as fb\n"
+        "x, y = torch.randn(8, 2), torch.arange(8) % 2\n"
+        "fb.train(torch.nn.Linear(2, 2), [(x, y)] * 2, workers=2, rounds=1, quiet=True)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 1
+    assert "if __name__ ==" in done.stderr.splitlines()[-1]

@@ -85,12 +85,6 @@ def test_a_frame_with_a_good_checksum_that_lies_is_refused(change, reason):
         frame.unpack(again, LAYOUT)
 
 
-def test_a_frame_over_the_limit_is_refused_before_it_is_read():
-    body = frame.to_bytes(packed())
-    with pytest.raises(frame.FrameError, match="more than the 100 allowed"):
-        frame.from_bytes(body, limit=100)
-
-
 def test_a_part_that_reaches_beyond_the_frame_is_refused():
     body = frame.to_bytes(packed())
     at = frame._HEADER.size

@@ -1,18 +1,20 @@
 """The run folder, checkpoints and resume."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
-from conftest import text_plan
+from conftest import softmax_plan, text_plan
+from fedbudget.control.controller import fixed
 from fedbudget.errors import UserError
 from fedbudget.report.load import find_runs
 from fedbudget.report.tables import cost_to, markdown, rows, spread, target_rows
 from fedbudget.report.write import write_report
 from fedbudget.runner import Stop, execute, facts
 from fedbudget.runs import RunFolder, summarise
-from fedbudget.types import Reply, RoundRecord
+from fedbudget.types import Knobs, Reply, RoundRecord
 
 
 class Watch:
@@ -28,15 +30,15 @@ class Watch:
         self.stop.asked = record.round >= self.after
 
 
-def go(plan, path, after=10**9, state=None, folder=None):
+def go(plan, path, after=10**9, start=None, folder=None):
     folder = folder or RunFolder.create(path, "rounds = 1\n")
     stop = Stop()
     about = facts(plan, "fedavg", "fixed")
-    return execute(plan, folder, about, 1, 1, Watch(stop, after), stop, state)
+    return execute(plan, folder, about, 1, 1, Watch(stop, after), stop, start)
 
 
 def weights(path):
-    return RunFolder(path).load_checkpoint(lambda text: None).weights
+    return RunFolder(path).load_checkpoint(lambda text: None).state.weights
 
 
 def test_a_run_that_was_stopped_and_resumed_equals_one_that_was_not(tmp_path):
@@ -47,15 +49,44 @@ def test_a_run_that_was_stopped_and_resumed_equals_one_that_was_not(tmp_path):
     folder = RunFolder(tmp_path / "half")
     with folder.rounds_file.open("a") as f:  # a crash while the next line was written
         f.write('{"round": 3, "coho')
-    state = folder.load_checkpoint(lambda text: None)
-    folder.cut_back(state.round)
-    done = go(plan, None, state=state, folder=folder)
+    start = folder.load_checkpoint(lambda text: None)
+    folder.cut_back(start.state.round)
+    done = go(plan, None, start=start, folder=folder)
     assert done["complete"]
     assert torch.equal(weights(tmp_path / "whole"), weights(tmp_path / "half"))
     a, b = (RunFolder(tmp_path / n).records() for n in ("whole", "half"))
     assert [r["validation"] for r in a] == [r["validation"] for r in b]
     models = [(tmp_path / n / "model.safetensors").read_bytes() for n in ("whole", "half")]
     assert models[0] == models[1]
+
+
+def test_what_clients_keep_survives_a_resume(tmp_path):
+    """Error feedback: a residual that started again at zero would give another model."""
+    plan = text_plan(rounds=6)
+    lossy = Knobs(3, 4, 4, codec="topk10%")
+    recipe = replace(plan.recipe, feedback=True)
+    plan = replace(plan, controller=fixed(lossy), recipe=recipe)
+    go(plan, tmp_path / "whole")
+    go(plan, tmp_path / "half", after=3)
+    folder = RunFolder(tmp_path / "half")
+    start = folder.load_checkpoint(lambda text: None)
+    assert all(kept["residual0"].abs().sum() > 0 for kept in start.clients.values())
+    go(plan, None, start=start, folder=folder)
+    assert torch.equal(weights(tmp_path / "whole"), weights(tmp_path / "half"))
+    forgetful = start._replace(clients={})
+    go(plan, None, start=forgetful, folder=RunFolder.create(tmp_path / "other", ""))
+    assert not torch.equal(weights(tmp_path / "whole"), weights(tmp_path / "other"))
+
+
+def test_a_checkpoint_of_another_model_and_lost_records_are_refused(tmp_path):
+    go(text_plan(rounds=4), tmp_path / "r", after=2)
+    folder = RunFolder(tmp_path / "r")
+    start = folder.load_checkpoint(lambda text: None)
+    with pytest.raises(UserError, match="the config was changed since"):
+        go(softmax_plan(), None, start=start, folder=folder)
+    folder.rounds_file.write_text("")
+    with pytest.raises(UserError, match="checkpoint is of round 2, but 0 of its rounds are here"):
+        folder.cut_back(start.state.round)
 
 
 def test_two_checkpoints_are_kept_and_a_damaged_one_falls_back(tmp_path):
@@ -67,7 +98,7 @@ def test_two_checkpoints_are_kept_and_a_damaged_one_falls_back(tmp_path):
     for bad in (b"", body[:100], body[:-3], b"text", body[:-4] + bytes(4)):
         newest.write_bytes(bad)
         heard = []
-        assert folder.load_checkpoint(heard.append).round == 3
+        assert folder.load_checkpoint(heard.append).state.round == 3
         assert "round-00000004" in heard[0]
     older.write_bytes(b"also damaged")
     with pytest.raises(UserError, match="no checkpoint can be read"):
@@ -183,7 +214,7 @@ def test_a_full_disk_loses_nothing_and_leaves_nothing_half_written(tmp_path, mon
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(UserError, match="cannot write: No space left"):
-        go(plan, None, state=before, folder=folder)
+        go(plan, None, start=before, folder=folder)
     monkeypatch.undo()
-    assert folder.load_checkpoint(lambda text: None).round == before.round
+    assert folder.load_checkpoint(lambda text: None).state.round == before.state.round
     assert not list(folder.path.rglob("*.part"))

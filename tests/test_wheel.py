@@ -39,8 +39,8 @@ def test_a_wheel_runs_outside_the_repository(tmp_path):
 
     listed = fedbudget("presets")
     assert "fedavg" in listed.stdout, listed.stderr
-    quick = ["--set", "rounds=2", "--set", "train.steps=1", "--set", "data.source=topics"]
-    done = fedbudget("demo", *quick, "--set", "workers=2")
+    quick = ["--set", "rounds=2", "--set", "train.steps=12", "--set", "data.source=topics"]
+    done = fedbudget("demo", *quick, "--set", "control.least_steps=1", "--set", "workers=2")
     assert done.returncode == 0, done.stderr
     assert (work / "runs" / "demo" / "report.html").exists()
     run = fedbudget("run", "fedavg", *quick, "--set", "model.size=1x32", "--set", "workers=1")

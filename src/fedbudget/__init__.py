@@ -3,16 +3,16 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedbudget.api import Run, planner, train
+    from fedbudget.api import Budget, Run, planner, train
     from fedbudget.errors import UserError
 
 __version__ = "0.1.0"
-__all__ = ["Run", "UserError", "planner", "train"]
+__all__ = ["Budget", "Run", "UserError", "planner", "train"]
 
 
 def __getattr__(name: str) -> Any:
     # torch takes seconds to import: it waits until something needs it
-    if name in ("Run", "planner", "train"):
+    if name in ("Budget", "Run", "planner", "train"):
         from fedbudget import api
 
         return getattr(api, name)

@@ -1,6 +1,7 @@
 """The Python API: `train` any module on any data, and the Run it returns."""
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,9 +12,11 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from fedbudget import rounds as loop
+from fedbudget import seeds
 from fedbudget.algorithms.algorithm import Algorithm
 from fedbudget.algorithms.fedavg import fedavg
 from fedbudget.client import Recipe
+from fedbudget.codecs import named
 from fedbudget.control import planner as control
 from fedbudget.control.controller import Controller, fixed
 from fedbudget.control.planner import Search
@@ -77,6 +80,17 @@ class Run:
         write(Path(path), save(tensors))
 
 
+class Budget(dict[str, str | float]):
+    """Limits per client and round.
+
+    >>> Budget(energy="1.2 kJ", communication="600 kB")
+    {'energy': '1.2 kJ', 'communication': '600 kB'}
+    """
+
+    def __init__(self, **limits: str | float) -> None:
+        super().__init__(limits)
+
+
 MakeController = Callable[[Costs, Mapping[str, float], Knobs, int], Controller]
 """(costs, budgets, base knobs, cohort) -> controller"""
 
@@ -117,7 +131,7 @@ def train(
     seed: int = 0,
     budget: Mapping[str, str | float] | None = None,
     controller: MakeController | None = None,
-    codec: str = "raw32",
+    codec: str | None = None,
     device: str = "raspberry-pi-5",
     workers: int = 1,
     name: str = "run",
@@ -127,19 +141,19 @@ def train(
     """Train a model across clients.
 
     model: a module, or a function that makes one.
-    clients: one data set per client: a torch Dataset of (input, target) pairs, or an (x, y) pair
-        of tensors.
+    clients: one data set per client: a torch Dataset of (input, target) pairs, a Hugging Face
+        Dataset of two columns, or an (x, y) pair of tensors (bytes are read as pixels: 0..1).
     validation: a data set of the same kind, evaluated after every round.
     cohort: clients per round; None takes all.
     layers: how many layer groups train, from the top; None trains all.
     groups: name prefixes of the layer groups, bottom first, where the ones found do not suit.
     loss: (model, inputs, targets) -> scalar; cross-entropy where it is not given.
     recipe: more about the local optimiser; `optimizer` is ignored then.
-    budget: limits per client and round, such as {"communication": "600 kB", "energy": "27%"}; a
+    budget: limits per client and round, Budget(communication="600 kB", energy="27%") or a dict; a
         percentage is of what the settings above would use.
     controller: what turns the knobs to keep the budget: `planner()`, or a function of (costs,
         budgets, base knobs, cohort) that returns a Controller. Without one, usage is reported only.
-    codec: how updates travel where no controller decides.
+    codec: how updates travel where no controller decides; None sends them as they are.
     device: the profile that turns counted work into joules and degrees.
     workers: processes; with more than one, model, data and loss must be picklable and the script
         needs `if __name__ == "__main__":`.
@@ -148,37 +162,39 @@ def train(
     if not parts:
         raise UserError("clients is empty: give one data set per client")
     check_sizes([len(p) for p in parts])
-    for key, value in {
-        "rounds": rounds,
-        "steps": steps,
-        "batch": batch,
-        "workers": workers,
-    }.items():
-        if value < 1:
-            raise UserError(f"{key} = {value}: it must be at least 1")
     size = len(parts) if cohort is None else cohort
+    local = recipe or Recipe(optimizer=optimizer)
+    _check_numbers(rounds=rounds, steps=steps, batch=batch, workers=workers)
+    _check_choices(optimizer=local.optimizer, weighting=weighting)
+    if not (lr > 0 and math.isfinite(lr)):
+        raise UserError(f"lr = {lr}: it must be above 0")
     if not 1 <= size <= len(parts):
         raise UserError(
             f"cohort = {size}: it must be from 1 to {len(parts)}, the number of clients"
         )
+    if controller is not None and not budget:
+        raise UserError("controller: it needs a budget to keep; give budget={...}")
     make = partial(copy.deepcopy, model) if isinstance(model, nn.Module) else model
     prefixes = tuple(groups) if groups is not None else None
-    flat = FlatModel(make(), prefixes)
+    with seeds.torch_seeded(seed, 0, seeds.SERVER, "init"):
+        flat = FlatModel(copy.deepcopy(make()), prefixes)
     depth = flat.layout.depth
     if layers is not None and not 1 <= layers <= depth:
         raise UserError(
             f"layers = {layers}: it must be from 1 to {depth}, the model's layer groups"
         )
     task = custom(loss) if loss is not None else classify()
-    local = recipe or Recipe(optimizer=optimizer)
-    base = Knobs(layers or depth, steps, batch, codec=codec)
-    known = costs(flat, task, parts[0], local.optimizer, devices.named(device), gpt=False)
+    named(codec or flat.layout.raw)
+    base = Knobs(layers or depth, steps, batch, codec=codec or flat.layout.raw)
+    known: Costs | None = None
     limits: dict[str, float] = {}
-    if budget is not None:
-        plain = known.forecast(replace(base, codec="raw32"))
+    if budget:
+        known = costs(flat, task, parts[0], local.optimizer, devices.named(device), gpt=False)
+        plain = known.forecast(replace(base, codec=flat.layout.raw))
         limits = resolve(read(budget), plain, known.device.ambient_c)
-    if controller is not None and not limits:
-        raise UserError("controller: it needs a budget to keep; give budget={...}")
+    decide = fixed(base)
+    if controller is not None and known is not None:
+        decide = controller(known, limits, base, size)
     plan = Plan(
         name=name,
         seed=seed,
@@ -188,16 +204,29 @@ def train(
         clients=parts,
         validation=as_examples(validation) if validation is not None else None,
         algorithm=algorithm or fedavg(),
-        controller=controller(known, limits, base, size) if controller else fixed(base),
+        controller=decide,
         task=task,
         lr=lr,
         recipe=local,
-        meter=known.meter,
+        meter=known.meter if known else None,
         budgets={"counted": [limits]} if limits else {},
         weighting=weighting,
         layers=prefixes,
     )
-    return _run(plan, workers, [on_round] if on_round else [], quiet)
+    return _run(plan, min(workers, size), [on_round] if on_round else [], quiet)
+
+
+def _check_numbers(**numbers: int) -> None:
+    for key, value in numbers.items():
+        if value < 1:
+            raise UserError(f"{key} = {value}: it must be at least 1")
+
+
+def _check_choices(optimizer: str, weighting: str) -> None:
+    if optimizer not in ("adamw", "sgd"):
+        raise UserError(f"optimizer = {optimizer!r}: it must be 'adamw' or 'sgd'")
+    if weighting not in ("uniform", "examples"):
+        raise UserError(f"weighting = {weighting!r}: it must be 'uniform' or 'examples'")
 
 
 def _run(
@@ -219,7 +248,8 @@ def _run(
             live.on_round(record)
             for listen in listeners:
                 listen(record)
-    module = plan.model()
+    with seeds.torch_seeded(plan.seed, 0, seeds.SERVER, "init"):
+        module = copy.deepcopy(plan.model())
     module.load_state_dict(model.state_dict(weights))
     module.eval()
     return Run(module, tuple(records), plan)

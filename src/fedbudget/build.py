@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import nn
@@ -17,19 +17,19 @@ from fedbudget.algorithms.fedavg import fedavg
 from fedbudget.algorithms.server import ServerOptimizer
 from fedbudget.client import Recipe
 from fedbudget.codecs import named
-from fedbudget.config import Config, Data
+from fedbudget.config import Config, Data, Model
 from fedbudget.control.controller import Controller, fixed
 from fedbudget.control.deadzones import one_sided, two_sided
 from fedbudget.control.duals import Rule, ascent, augmented_lagrangian, log_barrier, nupi
 from fedbudget.control.paper import clamped, dual_controller
 from fedbudget.control.planner import Grid, Progress, Search, planner
-from fedbudget.control.policies import Base, Policy, cafl, cafl_l
+from fedbudget.control.policies import Base, cafl, cafl_l
 from fedbudget.data import partition, sources
 from fedbudget.data.examples import Examples, Parts, Texts, Windows, as_examples
 from fedbudget.data.sources import Labelled, Text
 from fedbudget.errors import UserError
 from fedbudget.models.cnn import cnn
-from fedbudget.models.flat import FlatModel
+from fedbudget.models.flat import FlatModel, Layout
 from fedbudget.models.gpt import GPT
 from fedbudget.models.size import parse_size
 from fedbudget.models.softmax import Softmax
@@ -37,40 +37,64 @@ from fedbudget.plan import Plan
 from fedbudget.resources import devices
 from fedbudget.resources.budget import of_client, read, resolve
 from fedbudget.resources.costs import Costs, costs
-from fedbudget.task import classify
+from fedbudget.task import Task, classify
 from fedbudget.types import Knobs
 
 
-def build(config: Config) -> Plan:
-    """Read the data, check that everything fits together, and name every part."""
+class Prepared(NamedTuple):
+    """Data, model and what they cost, before anything is decided."""
+
+    clients: Sequence[Examples]
+    validation: Examples
+    make_model: Callable[[], nn.Module]
+    layout: Layout
+    base: Knobs
+    task: Task
+    known: Costs | None
+    """None for a model of the user's own that has no budget to keep"""
+    limits: list[dict[str, float]]
+
+
+def prepare(config: Config) -> Prepared:
+    """Read the data and check that everything fits together."""
     clients, validation, make_model = _data_and_model(config)
     train = config.train
     if train.cohort > len(clients):
         raise UserError(f"train.cohort = {train.cohort}, but there are {len(clients)} clients")
-    prefixes = tuple(config.model.layers) or None
-    model = FlatModel(make_model(), prefixes)
+    with seeds.torch_seeded(config.seed, 0, seeds.SERVER, "init"):
+        model = FlatModel(make_model(), tuple(config.model.layers) or None)
     depth = model.layout.depth
     if train.layers > depth:
         raise UserError(f"train.layers = {train.layers}, but the model has {depth} layer groups")
     named(config.codec.name)
-    knobs = Knobs(
-        train.layers or depth, train.steps, train.batch, train.accumulate, config.codec.name
-    )
+    codec = model.layout.raw if config.codec.name == "raw32" else config.codec.name
+    base = Knobs(train.layers or depth, train.steps, train.batch, train.accumulate, codec)
     task = classify(train.label_smoothing)
-    device = devices.named(config.budget.device)
-    known = costs(model, task, clients[0], train.optimizer, device, config.model.kind == "gpt")
-    limits = budgets(config, known, knobs)
+    known: Costs | None = None
+    limits: list[dict[str, float]] = []
+    if config.budget.classes or ":" not in config.model.kind:
+        device = devices.named(config.budget.device)
+        gpt = config.model.kind == "gpt"
+        known = costs(model, task, clients[0], train.optimizer, device, gpt)
+        limits = budgets(config, known, base)
+    return Prepared(clients, validation, make_model, model.layout, base, task, known, limits)
+
+
+def build(config: Config) -> Plan:
+    """Name every part of a run."""
+    ready = prepare(config)
+    train = config.train
     return Plan(
         name=config.name,
         seed=config.seed,
         rounds=config.rounds,
         cohort=train.cohort,
-        model=make_model,
-        clients=clients,
-        validation=validation,
+        model=ready.make_model,
+        clients=ready.clients,
+        validation=ready.validation,
         algorithm=fedavg(_server(config)),
-        controller=_controller(config, known, limits, knobs, len(clients)),
-        task=task,
+        controller=_controller(config, ready),
+        task=ready.task,
         lr=train.lr,
         recipe=Recipe(
             train.optimizer,
@@ -82,36 +106,29 @@ def build(config: Config) -> Plan:
             train.schedule,
             config.codec.feedback,
         ),
-        meter=known.meter,
-        budgets={config.budget.accounting: limits} if limits else {},
+        meter=ready.known.meter if ready.known else None,
+        budgets={config.budget.accounting: ready.limits} if ready.limits else {},
         round_schedule=train.round_schedule,
         weighting=train.weighting,
         drop=train.drop,
-        layers=prefixes,
+        layers=tuple(config.model.layers) or None,
         evaluate_every=train.evaluate_every,
     )
 
 
 def build_search(config: Config) -> tuple[Costs, Grid, Progress, list[dict[str, float]]]:
     """What the planner chooses from, for `fedbudget plan`."""
-    clients, _, make_model = _data_and_model(config)
-    train = config.train
-    model = FlatModel(make_model(), tuple(config.model.layers) or None)
-    device = devices.named(config.budget.device)
-    task = classify(train.label_smoothing)
-    known = costs(model, task, clients[0], train.optimizer, device, config.model.kind == "gpt")
-    base = Knobs(train.layers or model.layout.depth, train.steps, train.batch, train.accumulate)
-    limits = budgets(config, known, base)
-    if not limits:
+    ready = prepare(config)
+    if not ready.limits or ready.known is None:
         raise UserError("plan: the config names no budget; add some to [budget]")
-    return known, *search(config, known), limits
+    return ready.known, *search(config, ready.known), ready.limits
 
 
 def budgets(config: Config, known: Costs, base: Knobs) -> list[dict[str, float]]:
     """Each device class's budgets as numbers; shares are of the base knobs' usage, sent as is."""
     if not config.budget.classes:
         return []
-    plain = replace(base, codec="raw32")
+    plain = replace(base, codec=known.layout.raw)
     if config.budget.accounting == "paper":
         if known.sizes is None:
             raise UserError("budget.accounting = 'paper': the papers' proxies are for GPTs only")
@@ -134,32 +151,30 @@ def search(config: Config, known: Costs) -> tuple[Grid, Progress]:
     return wide.over(known, config.train.layers or known.layout.depth, config.train.cohort)
 
 
-def _controller(
-    config: Config, known: Costs, limits: list[dict[str, float]], knobs: Knobs, clients: int
-) -> Controller:
-    control, depth = config.control, known.layout.depth
+def _controller(config: Config, ready: Prepared) -> Controller:
+    control, knobs, known, limits = config.control, ready.base, ready.known, ready.limits
+    if control.controller == "fixed" or known is None:
+        return fixed(knobs)
     base = Base(knobs.layers - 1, knobs.steps, knobs.batch)
-    policy: dict[str, Policy] = {"cafl-l": cafl_l, "cafl": cafl}
+    accounting = config.budget.accounting
     match control.controller:
-        case "fixed":
-            return fixed(knobs)
         case "planner":
             return planner(known.forecast, *search(config, known), limits)
+        case "clamped" if len(limits) > 1:
+            raise UserError("control.controller = 'clamped' knows one device class only")
         case "clamped":
-            if len(limits) > 1:
-                raise UserError("control.controller = 'clamped' knows one device class only")
-            return clamped(base, depth, limits[0], accounting=config.budget.accounting)
+            return clamped(base, ready.layout.depth, limits[0], accounting=accounting)
         case name:
-            classes = len(limits) > 1
+            own = {c: of_client(limits, c) for c in range(len(ready.clients))}
             return dual_controller(
                 base,
-                depth,
+                ready.layout.depth,
                 limits[0],
-                policy[name],
+                cafl_l if name == "cafl-l" else cafl,
                 _rule(config),
-                accounting=config.budget.accounting,
-                per="client" if classes else "cohort",
-                per_client={c: of_client(limits, c) for c in range(clients)} if classes else None,
+                accounting=accounting,
+                per="client" if len(limits) > 1 else "cohort",
+                per_client=own if len(limits) > 1 else None,
                 preserve_tokens=control.preserve_tokens,
                 ema=control.ema,
             )
@@ -202,7 +217,14 @@ Made = tuple[Sequence[Examples], Examples, Callable[[], nn.Module]]
 
 def _data_and_model(config: Config) -> Made:
     if ":" in config.data.source and not config.data.source.startswith("hf:"):
-        clients, validation = _call(config.data.source, "data.source", config.data)
+        with seeds.torch_seeded(config.seed, 0, seeds.SERVER, "data"):
+            made = _call(config.data.source, "data.source", config.data)
+        if not isinstance(made, tuple | list) or len(made) != 2:
+            raise UserError(
+                f"data.source = {config.data.source!r}: it must return (clients, validation), "
+                f"not a {type(made).__name__}"
+            )
+        clients, validation = made
         parts = [as_examples(c) for c in clients]
         partition.check_sizes([len(p) for p in parts])
         return parts, as_examples(validation), _own_model(config, "data of your own")
@@ -290,7 +312,8 @@ def _labelled(config: Config, source: Labelled) -> Made:
                 f"data.partition = {other!r} is for texts; {source.name} can be split by "
                 "iid, dirichlet, shards or key"
             )
-    partition.check_sizes([len(p) for p in parts], hint=" or a larger data.alpha")
+    hint = " or a larger data.alpha" if data.partition == "dirichlet" else ""
+    partition.check_sizes([len(p) for p in parts], hint=hint)
     shape = tuple(train.x.shape[1:])
     match config.model.kind:
         case "softmax":
@@ -312,7 +335,16 @@ def _own_model(config: Config, what: str) -> Callable[[], nn.Module]:
             f"model.kind = {kind!r} does not fit {what}; "
             f"it can be {fitting + ' or ' if fitting else ''}package.module:function"
         )
-    return partial(_call, kind, "model.kind", config.model)
+    return partial(_module, kind, config.model)
+
+
+def _module(kind: str, table: Model) -> nn.Module:
+    made = _call(kind, "model.kind", table)
+    if not isinstance(made, nn.Module):
+        raise UserError(
+            f"model.kind = {kind!r}: it must return an nn.Module, not a {type(made).__name__}"
+        )
+    return made
 
 
 def _call(name: str, key: str, argument: Any) -> Any:

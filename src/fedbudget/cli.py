@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 
     from fedbudget.config import Config
     from fedbudget.plan import Plan
-    from fedbudget.rounds import State
-    from fedbudget.runs import RunFolder
+    from fedbudget.runs import Checkpoint, RunFolder
 
 app = typer.Typer(
     help="Federated training that keeps every device within its budgets.",
@@ -42,6 +41,11 @@ def main() -> None:
         app()
     except UserError as error:
         print(f"fedbudget: {error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        print(
+            f"fedbudget: {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr
+        )
         sys.exit(2)
     except KeyboardInterrupt:
         print("fedbudget: stopped; finished rounds are kept", file=sys.stderr)
@@ -139,33 +143,29 @@ def plan(
 
 @app.command()
 def reproduce(
-    what: Annotated[str, typer.Argument(help="cafl: table 1 of CAFL-L and CAFL.")],
-    out: Annotated[Path, typer.Option(help="Folder for tables and figures.")] = Path(
-        "runs/reproduce"
-    ),
+    what: Annotated[str, typer.Argument(help="cafl: table 1; theory: its theorems and lemma.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for tables and figures; default runs/WHAT.")
+    ] = None,
 ) -> None:
-    """The papers' resource rows, paper value beside ours; every row runs a controller.
+    """What CAFL-L and CAFL say, beside what their own controllers and proxies give. No training.
 
-    No training, seconds. Example: `fedbudget reproduce cafl --out runs/r`
+    Example: `fedbudget reproduce cafl --out runs/r`
     """
-    if what != "cafl":
-        raise UserError(f"reproduce {what}: it can be cafl")
-    from rich.table import Table
+    folder = out or Path("runs") / what
+    match what:
+        case "cafl":
+            from fedbudget.reproduce import cafl
 
-    from fedbudget.reproduce import cafl
-    from fedbudget.runs import write
+            lines = cafl.run(folder)
+        case "theory":
+            from fedbudget.reproduce import theory
 
-    out.mkdir(parents=True, exist_ok=True)
-    for name in ("table1", "cafl-l", "cafl-l-6x256"):
-        preset = cafl.preset(name)
-        found = cafl.rows(preset)
-        shown = Table(*cafl.HEAD, title=f"{name}: papers' proxies, mean of the last 5 of 50 rounds")
-        for line in cafl.table(preset, found):
-            shown.add_row(*line)
-        _console().print(shown)
-        write(out / f"{name}.md", cafl.markdown(preset, found).encode())
-        cafl.figure(preset, found).savefig(out / f"{name}.png", dpi=160)
-    _say(f"wrote {out}/: table1, cafl-l, cafl-l-6x256, each .md and .png")
+            lines = theory.run(folder)
+        case _:
+            raise UserError(f"reproduce {what}: it must be cafl or theory")
+    print("\n".join(lines))
+    _say(f"wrote tables and figures to {folder}/")
 
 
 @app.command()
@@ -222,7 +222,7 @@ def demo(
     Example: `fedbudget demo --out runs/demo`
     """
     from fedbudget.config import find_config, load
-    from fedbudget.data.files import find
+    from fedbudget.data.files import UnreachableError, find
     from fedbudget.data.sources import SHAKESPEARE
 
     changes = list(set_ or [])
@@ -230,7 +230,7 @@ def demo(
     if settings.data.source == "tinyshakespeare" and not settings.data.path:
         try:
             find(SHAKESPEARE)
-        except UserError:
+        except UnreachableError:
             _say("No network and no Tiny Shakespeare: training on Python's own help texts instead.")
             changes.append("data.source=topics")
     for name, controller in (("fedavg", "fixed"), ("planner", "planner")):
@@ -247,7 +247,7 @@ def _console() -> "Console":
 
 
 def _say(text: str) -> None:
-    _console().print(text, highlight=False, soft_wrap=True)
+    _console().print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 def _free(name: str) -> Path:
@@ -282,24 +282,28 @@ def _resume(path: Path) -> None:
     settings = load(path / "config.toml")
     folder = RunFolder(path)
     about = path / "summary.json"
-    if about.exists() and json.loads(about.read_text()).get("complete"):
+    try:
+        known = json.loads(about.read_text()) if about.exists() else {}
+    except ValueError:
+        known = {}  # it is written anew when the run ends
+    if isinstance(known, dict) and known.get("complete"):
         _say(f"{path} is finished: {settings.rounds} rounds")
         return
     plan = build(settings)
-    state = folder.load_checkpoint(lambda text: print(f"fedbudget: {text}", file=sys.stderr))
-    folder.cut_back(state.round if state else 0)
-    _finish(plan, settings, folder, state)
+    start = folder.load_checkpoint(lambda text: print(f"fedbudget: {text}", file=sys.stderr))
+    folder.cut_back(start.state.round if start else 0)
+    _finish(plan, settings, folder, start)
 
 
 def _finish(
-    plan: "Plan", settings: "Config", folder: "RunFolder", state: "State | None" = None
+    plan: "Plan", settings: "Config", folder: "RunFolder", start: "Checkpoint | None" = None
 ) -> None:
     """Train to the end; exit code 130 where the user stopped it."""
     from fedbudget.build import cores
     from fedbudget.progress import Live
     from fedbudget.runner import Stop, execute, facts
 
-    done = state.round if state else 0
+    done = start.state.round if start else 0
     with Live(_console(), plan.name, plan.rounds, plan.cohort, done) as live, Stop() as stop:
         summary = execute(
             plan,
@@ -309,7 +313,7 @@ def _finish(
             settings.checkpoint_every,
             live,
             stop,
-            state,
+            start,
         )
     if not summary["complete"]:
         _say(

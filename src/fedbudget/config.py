@@ -100,7 +100,14 @@ class Train(_Table):
     @field_validator("betas", mode="before")
     @classmethod
     def _pair(cls, value: Any) -> Any:
-        return tuple(value) if isinstance(value, list) else value
+        pair = tuple(value) if isinstance(value, list) else value
+        if not (
+            isinstance(pair, tuple)
+            and len(pair) == 2
+            and all(isinstance(b, int | float) and 0 <= b < 1 for b in pair)
+        ):
+            raise ValueError("it must be two numbers from 0 to below 1, such as [0.9, 0.999]")
+        return tuple(map(float, pair))
 
 
 class Budget(BaseModel):
@@ -186,7 +193,8 @@ class Config(_Table):
 
     @model_validator(mode="after")
     def _fits(self) -> "Config":
-        if self.data.partition != "key" and self.train.cohort > self.data.clients:
+        dealt = self.data.partition != "key" and ":" not in self.data.source
+        if dealt and self.train.cohort > self.data.clients:
             raise ValueError(
                 f"train.cohort = {self.train.cohort} is more than data.clients = "
                 f"{self.data.clients}; take at most {self.data.clients}"
@@ -318,9 +326,9 @@ def to_toml(config: Config) -> str:
         for name, field in type(model).model_fields.items():
             value = getattr(model, name)
             if not isinstance(value, BaseModel):
-                lines.append(f"{name} = {json.dumps(value)}  # {field.description}")
+                lines.append(f"{name} = {_toml(value)}  # {field.description}")
         for name, value in (model.model_extra or {}).items():
-            lines.append(f"{name} = {json.dumps(value)}")
+            lines.append(f"{_toml(name)} = {_toml(value)}")
 
     table(config)
     for name in Config.model_fields:
@@ -330,17 +338,6 @@ def to_toml(config: Config) -> str:
     return "\n".join(lines) + "\n"
 
 
-def differences(a: Config, b: Config) -> list[str]:
-    """The keys in which two configs differ, as `key: x -> y`."""
-    left, right = (_flat(c.model_dump(mode="json")) for c in (a, b))
-    return [f"{k}: {left[k]} -> {right[k]}" for k in left if left[k] != right[k]]
-
-
-def _flat(tables: Mapping[str, Any]) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for name, value in tables.items():
-        if isinstance(value, dict):
-            out |= {f"{name}.{k}": v for k, v in value.items()}
-        else:
-            out[name] = value
-    return out
+def _toml(value: Any) -> str:
+    """JSON is TOML for what a config holds, but for a character that TOML wants escaped."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,5 +1,6 @@
 """Plan: everything a run needs, as objects. Configs and the Python API both end here."""
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -53,7 +54,8 @@ class Plan:
     def build_model(self) -> FlatModel:
         """The initial model: the same in every process."""
         with seeds.torch_seeded(self.seed, 0, seeds.SERVER, "init"):
-            return FlatModel(self.model(), self.layers)
+            # a copy, because a factory may return one module again and again
+            return FlatModel(copy.deepcopy(self.model()), self.layers)
 
     def lr_at(self, round: int) -> float:
         """Step size of a round (counting from 1): constant, or a cosine over the run."""

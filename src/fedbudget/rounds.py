@@ -78,7 +78,7 @@ def one_round(
         round=number,
         client=seeds.SERVER,
         seed=0,
-        codec="raw64" if layout.dtype == torch.float64 else "raw32",
+        codec=layout.raw,
     )
     lr = plan.lr_at(number)
     gone = dropouts(plan, number, cohort)
@@ -102,7 +102,7 @@ def one_round(
         accepted.append(reply)
     server = state.server
     if accepted:
-        mean = Mean(total.mean(), len(accepted), len(plan.clients))
+        mean = Mean(total.mean(), len(accepted), len(plan.clients), layout.statistic_slices)
         server = plan.algorithm.aggregate(server, mean)
     aggregated = time.perf_counter()
     due = number % plan.evaluate_every == 0 or number == plan.rounds

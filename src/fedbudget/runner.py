@@ -9,9 +9,9 @@ from typing import Any, Protocol, Self
 
 from fedbudget import rounds
 from fedbudget.engines.embedded import embedded
+from fedbudget.errors import UserError
 from fedbudget.plan import Plan
-from fedbudget.rounds import State
-from fedbudget.runs import RunFolder, summarise
+from fedbudget.runs import Checkpoint, RunFolder, summarise
 from fedbudget.types import Reply, RoundRecord
 
 
@@ -68,25 +68,32 @@ def execute(
     checkpoint_every: int,
     watcher: Watcher,
     stop: Stop,
-    state: State | None = None,
+    start: Checkpoint | None = None,
 ) -> dict[str, Any]:
     """Train to the end or until asked to stop; returns the summary it wrote."""
     model = plan.build_model()
-    begin = state or rounds.first_state(plan)
+    begin = start.state if start else rounds.first_state(plan)
+    if len(begin.weights) != model.layout.size:
+        raise UserError(
+            f"{folder.path}: its checkpoint has {len(begin.weights)} numbers and the model of its "
+            f"config {model.layout.size}; the config was changed since"
+        )
     state, saved = begin, begin.round
-    try:
-        with embedded(plan, min(workers, plan.cohort)) as engine:
+    with embedded(plan, min(workers, plan.cohort)) as engine:
+        if start:
+            engine.states.update(start.clients)
+        try:
             for record, state in rounds.run(plan, engine, model.layout, begin, watcher.on_reply):
                 folder.append(record)
                 if state.round % checkpoint_every == 0:
-                    folder.save_checkpoint(state)
+                    folder.save_checkpoint(state, engine.states)
                     saved = state.round
                 watcher.on_round(record)
                 if stop.asked:
                     break
-    finally:
-        if state.round > saved:
-            folder.save_checkpoint(state)
+        finally:
+            if state.round > saved:
+                folder.save_checkpoint(state, engine.states)
     folder.save_model(model.state_dict(state.weights))
     summary = summarise(folder.records(), about, plan.rounds, plan.budgets)
     folder.save_summary(summary)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from fedbudget.algorithms.algorithm import ClientState
 from fedbudget.errors import UserError
 from fedbudget.rounds import State
 from fedbudget.types import RoundRecord
@@ -32,6 +33,11 @@ VERSION = 1
 KEPT = 2
 LAST = 5
 """rounds that a final figure is the mean of"""
+
+
+class Checkpoint(NamedTuple):
+    state: State
+    clients: Mapping[int, ClientState]
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,7 @@ class RunFolder:
         with self.rounds_file.open("a") as f:
             f.write(line + "\n")
             f.flush()
+            os.fsync(f.fileno())  # the checkpoint that follows must not outlive its line
 
     def records(self) -> list[dict[str, Any]]:
         """Rounds so far; a line that was cut off by a crash is left out."""
@@ -87,8 +94,11 @@ class RunFolder:
         """Newest first."""
         return sorted(self.checkpoint_folder.glob("round-*.safetensors"), reverse=True)
 
-    def save_checkpoint(self, state: State) -> None:
-        tensors = {name: t.contiguous() for name, t in state.server.items()}
+    def save_checkpoint(self, state: State, clients: Mapping[int, ClientState]) -> None:
+        """The server's state, and what each client keeps for its next round."""
+        tensors = {f"server/{name}": t.contiguous() for name, t in state.server.items()}
+        for client, kept in clients.items():
+            tensors |= {f"client/{client}/{name}": t.contiguous() for name, t in kept.items()}
         meta = {
             "version": VERSION,
             "round": state.round,
@@ -100,7 +110,7 @@ class RunFolder:
         for old in self.checkpoints()[KEPT:]:
             old.unlink()
 
-    def load_checkpoint(self, warn: Callable[[str], None]) -> State | None:
+    def load_checkpoint(self, warn: Callable[[str], None]) -> Checkpoint | None:
         """The newest state that can be read; `warn` hears of each that cannot. None: no state."""
         paths = self.checkpoints()
         for path in paths:
@@ -115,6 +125,11 @@ class RunFolder:
     def cut_back(self, round: int) -> None:
         """Forget rounds after a checkpoint's: they will be run again."""
         kept = [r for r in self.records() if r["round"] <= round]
+        if [r["round"] for r in kept] != list(range(1, round + 1)):
+            raise UserError(
+                f"{self.rounds_file}: the checkpoint is of round {round}, but {len(kept)} of its "
+                "rounds are here; put the file back, or start the run again"
+            )
         write(self.rounds_file, "".join(json.dumps(r) + "\n" for r in kept).encode())
 
     def save_model(self, tensors: Mapping[str, Tensor]) -> None:
@@ -224,7 +239,7 @@ def _times(records: list[dict[str, Any]]) -> dict[str, float]:
     }
 
 
-def _read_state(path: Path) -> State:
+def _read_state(path: Path) -> Checkpoint:
     with safe_open(path, framework="pt") as f:
         meta = json.loads((f.metadata() or {})["fedbudget"])
         tensors = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118
@@ -232,7 +247,17 @@ def _read_state(path: Path) -> State:
         raise ValueError(f"version {meta['version']}, this is {VERSION}")
     if {name: _crc(t) for name, t in tensors.items()} != meta["crc32"]:
         raise ValueError("checksum does not match")
-    return State(meta["round"], tensors, meta["control"])
+    server: dict[str, Tensor] = {}
+    clients: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        match name.split("/"):
+            case ["server", inner]:
+                server[inner] = tensor
+            case ["client", number, inner]:
+                clients.setdefault(int(number), {})[inner] = tensor
+            case _:
+                raise ValueError(f"it holds {name!r}, which nothing writes")
+    return Checkpoint(State(meta["round"], server, meta["control"]), clients)
 
 
 def _crc(tensor: Tensor) -> int:

@@ -1,4 +1,4 @@
-"""What a federated algorithm is: five functions, half for the server and half for the client.
+"""What a federated algorithm is: six functions, half for the server and half for the client.
 
 They work on vectors (see `models.flat`). They are plain functions or `functools.partial`s, so that
 an algorithm can be given to a worker process. State is returned, not kept.
@@ -59,6 +59,8 @@ class Mean:
     """replies that were accepted"""
     clients: int
     """clients there are"""
+    statistics: tuple[slice, ...] = ()
+    """where the vector holds running statistics of norms, which are averaged and not optimised"""
 
 
 class Algorithm(NamedTuple):

@@ -46,4 +46,6 @@ def _finish(run: LocalRun) -> tuple[tuple[Tensor, ...], ClientState]:
 def _aggregate(state: ServerState, mean: Mean, *, server: ServerOptimizer) -> ServerState:
     kept = {name: value for name, value in state.items() if name != "weights"}
     step, kept_now = server.step(kept, mean.parts[0])
+    for where in mean.statistics:
+        step[where] = mean.parts[0][where]
     return {"weights": state["weights"] + step, **kept_now}

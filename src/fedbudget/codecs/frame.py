@@ -93,11 +93,9 @@ def to_bytes(packed: Packed) -> bytearray:
     return out
 
 
-def from_bytes(payload: Buffer, limit: int | None = None) -> Packed:
+def from_bytes(payload: Buffer) -> Packed:
     """Read a frame; every length and the checksum are checked, nothing is copied."""
     view = memoryview(payload)
-    if limit is not None and len(view) > limit:
-        raise FrameError(f"{len(view)} bytes, more than the {limit} allowed")
     if len(view) < _HEADER.size or bytes(view[:4]) != MAGIC:
         raise FrameError("not a frame")
     _, version, parts, first, last, digest, run, round, client, seed, name, count, length, crc = (

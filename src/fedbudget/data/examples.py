@@ -14,6 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedbudget.errors import UserError
+
 Numbers = npt.NDArray[np.int64]
 
 
@@ -70,7 +72,7 @@ class Arrays:
 
 @dataclass(frozen=True)
 class FromDataset:
-    """Any map-style `torch.utils.data.Dataset` of (input, target) pairs."""
+    """Any map-style data set of (input, target) pairs: torch's, or Hugging Face's of two columns."""
 
     dataset: Any
 
@@ -80,8 +82,23 @@ class FromDataset:
     def batch(self, numbers: Numbers) -> tuple[Any, Tensor]:
         from torch.utils.data import default_collate
 
-        x, y = default_collate([self.dataset[int(n)] for n in numbers])
+        x, y = default_collate([_pair(self.dataset[int(n)]) for n in numbers])
         return x, y
+
+
+def _pair(item: Any) -> tuple[Any, Any]:
+    parts = list(item.values()) if isinstance(item, dict) else item
+    if not isinstance(parts, list | tuple) or len(parts) != 2:
+        raise UserError(
+            "a data set's items must be (input, target) pairs or have two columns; "
+            f"this one is a {type(item).__name__}"
+            + (f" of {len(parts)}" if isinstance(parts, list | tuple) else "")
+        )
+    x, y = (torch.as_tensor(p) if isinstance(p, list) else p for p in parts)
+    if hasattr(x, "getbands"):  # a PIL image: channels first, 0..1
+        pixels = torch.from_numpy(np.array(x)).float() / 255
+        x = pixels[None] if pixels.dim() == 2 else pixels.permute(2, 0, 1)
+    return x, y
 
 
 @dataclass(frozen=True)
@@ -98,7 +115,23 @@ class Part:
         return self.base.batch(self.numbers[numbers])
 
 
-class Parts(Sequence[Examples]):
+class _Lazy(Sequence[Examples]):
+    """A client's examples, made when they are asked for."""
+
+    def one(self, i: int) -> Examples:
+        raise IndexError(i)
+
+    @overload
+    def __getitem__(self, i: int) -> Examples: ...
+    @overload
+    def __getitem__(self, i: slice) -> Sequence[Examples]: ...
+    def __getitem__(self, i: int | slice) -> Examples | Sequence[Examples]:
+        if isinstance(i, slice):
+            return [self.one(j) for j in range(*i.indices(len(self)))]
+        return self.one(range(len(self))[i])
+
+
+class Parts(_Lazy):
     """Clients as parts of one set: all numbers in one array, cut at bounds."""
 
     def __init__(self, base: Examples, parts: Sequence[Numbers]) -> None:
@@ -109,17 +142,11 @@ class Parts(Sequence[Examples]):
     def __len__(self) -> int:
         return len(self.bounds) - 1
 
-    @overload
-    def __getitem__(self, i: int) -> Examples: ...
-    @overload
-    def __getitem__(self, i: slice) -> Sequence[Examples]: ...
-    def __getitem__(self, i: int | slice) -> Examples | Sequence[Examples]:
-        if isinstance(i, slice):
-            return [self[j] for j in range(*i.indices(len(self)))]
+    def one(self, i: int) -> Examples:
         return Part(self.base, self.numbers[self.bounds[i] : self.bounds[i + 1]])
 
 
-class Texts(Sequence[Examples]):
+class Texts(_Lazy):
     """Clients as spans of one text."""
 
     def __init__(
@@ -131,22 +158,26 @@ class Texts(Sequence[Examples]):
     def __len__(self) -> int:
         return len(self.spans)
 
-    @overload
-    def __getitem__(self, i: int) -> Examples: ...
-    @overload
-    def __getitem__(self, i: slice) -> Sequence[Examples]: ...
-    def __getitem__(self, i: int | slice) -> Examples | Sequence[Examples]:
-        if isinstance(i, slice):
-            return [self[j] for j in range(*i.indices(len(self)))]
+    def one(self, i: int) -> Examples:
         return Windows(self.tokens, self.context, self.spans[i])
 
 
 def as_examples(data: Any) -> Examples:
     """What a user hands in: Examples, an (x, y) pair of tensors, or a torch Dataset."""
+    if hasattr(data, "column_names"):  # Hugging Face: it has a `batch` of another meaning
+        return FromDataset(data)
     if hasattr(data, "batch") and hasattr(data, "__len__"):
         return data  # type: ignore[no-any-return]
     if isinstance(data, tuple) and len(data) == 2:
-        return Arrays(torch.as_tensor(data[0]), torch.as_tensor(data[1]))
+        x, y = torch.as_tensor(data[0]), torch.as_tensor(data[1])
+        if len(x) != len(y):
+            raise UserError(f"a data set has {len(x)} inputs and {len(y)} targets")
+        return Arrays(x, y)
+    if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+        raise UserError(
+            f"a {type(data).__name__} is no data set here: give a torch Dataset with a length, "
+            "or an (inputs, targets) pair of tensors"
+        )
     return FromDataset(data)
 
 

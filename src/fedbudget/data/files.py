@@ -20,6 +20,10 @@ import platformdirs
 from fedbudget.errors import UserError
 
 
+class UnreachableError(UserError):
+    """The file is nowhere here, and no source of it answered."""
+
+
 @dataclass(frozen=True)
 class File:
     """A public file: its place below a data folder, its sum, and where to get it."""
@@ -67,7 +71,10 @@ def _checked(path: Path, file: File) -> Path:
 
 
 def _fetch(file: File, target: Path) -> Path:
-    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UnreachableError(f"{target.parent}: cannot make the cache folder: {error}") from None
     tried: list[str] = []
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".part")
     os.close(handle)
@@ -91,7 +98,7 @@ def _fetch(file: File, target: Path) -> Path:
                 return part.replace(target)
     finally:
         part.unlink(missing_ok=True)
-    raise UserError(
+    raise UnreachableError(
         f"{file.place} is not here and could not be fetched from {'; '.join(tried)}. "
         f"Put it below a folder named by FEDBUDGET_DATA, or name the folder with data.path"
     )

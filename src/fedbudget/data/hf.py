@@ -32,6 +32,8 @@ def from_dataset(
     found: Any, columns: tuple[str, ...], key: str | None, validation: float, name: str
 ) -> Text | Labelled:
     """A `Dataset` or `DatasetDict` that is already loaded."""
+    if len(columns) not in (1, 2):
+        raise UserError("data.columns: name the text column, or the input and the label column")
     train = found["train"] if hasattr(found, "keys") else found
     for column in (*columns, *([key] if key else [])):
         if column not in train.column_names:
@@ -39,7 +41,7 @@ def from_dataset(
                 f"{name} has no column {column!r}; it has {', '.join(train.column_names)}"
             )
     if len(columns) == 1:
-        rows = train[columns[0]]
+        rows = [row or "" for row in train[columns[0]]]
         if key is not None:
             merged: dict[str, list[str]] = {}
             for k, text in zip(train[key], rows, strict=True):
@@ -55,6 +57,8 @@ def from_dataset(
         split = train.train_test_split(test_size=validation, shuffle=False)
         train, test = split["train"], split["test"]
     a, b = _arrays(train, *columns), _arrays(test, *columns)
+    if min(a.y.min(), b.y.min()) < 0:
+        raise UserError(f"{name}: the column {columns[1]!r} has labels below 0")
     keys = [str(k) for k in train[key]] if key else None
     return Labelled(a, b, int(max(a.y.max(), b.y.max())) + 1, name, keys)
 

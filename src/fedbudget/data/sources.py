@@ -146,6 +146,8 @@ def cifar10(path: str | None = None) -> Labelled:
     archive = find(CIFAR10, path)
     x: list[Tensor] = []
     y: list[Tensor] = []
+    if not tarfile.is_tarfile(archive):
+        raise UserError(f"{archive} is not a tar archive; delete it to fetch it again")
     with tarfile.open(archive) as tar:
         members = {Path(m.name).name: m for m in tar.getmembers() if m.isfile()}
         for name, sha in _CIFAR10_MEMBERS.items():

@@ -83,6 +83,8 @@ class Workers:
         try:
             for _ in range(workers):
                 self.workers.append(self._start())
+            for worker in self.workers:
+                _await(worker)
         except BaseException:
             self.__exit__()
             raise
@@ -172,7 +174,9 @@ class Workers:
 
     def _replace(self, worker: _Worker) -> _Worker:
         _stop(worker)
-        return self._start()
+        fresh = self._start()
+        _await(fresh)
+        return fresh
 
     def __enter__(self) -> Self:
         return self
@@ -181,6 +185,19 @@ class Workers:
         for worker in self.workers:
             _stop(worker)
         self.workers = []
+
+
+def _await(worker: _Worker) -> None:
+    """A worker's first word is that it is ready, or why it is not."""
+    try:
+        problem = worker.pipe.recv_bytes().decode()
+    except (EOFError, OSError):
+        raise UserError(
+            "a worker process could not start; a script that uses workers > 1 needs its calls "
+            'below `if __name__ == "__main__":`, because each worker imports it'
+        ) from None
+    if problem:
+        raise UserError(f"a worker process could not start: {problem}")
 
 
 def _stop(worker: _Worker) -> None:
@@ -209,7 +226,12 @@ def _work(pipe: Connection, plan: Plan) -> None:
     """A worker's life: answer until the pipe ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends the round
     torch.set_num_threads(1)
-    host = Host(plan)
+    try:
+        host = Host(plan)
+    except Exception as error:
+        pipe.send_bytes(describe(error).encode())
+        return
+    pipe.send_bytes(b"")
     payload: Packed | None = None
     while True:
         try:

@@ -17,6 +17,9 @@ from fedbudget.types import Job, Reply
 class Engine(Protocol):
     """Runs jobs in any order; a failure is a Reply too. Client state stays on this side."""
 
+    states: dict[int, ClientState]
+    """what clients keep from round to round; a checkpoint holds it, no algorithm's server sees it"""
+
     def run(self, jobs: Sequence[Job]) -> Iterator[Reply]: ...
 
     def evaluate(self, weights: Tensor) -> dict[str, float] | None: ...

@@ -26,6 +26,13 @@ class Layout:
     groups: tuple[int, ...]
     """the layer group of each tensor, not decreasing"""
     dtype: torch.dtype = torch.float32
+    statistics: tuple[str, ...] = ()
+    """names of running statistics: averaged like weights, but no optimiser's business"""
+
+    @property
+    def raw(self) -> str:
+        """The codec that loses nothing."""
+        return "raw64" if self.dtype == torch.float64 else "raw32"
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
@@ -59,6 +66,11 @@ class Layout:
         text = repr([*zip(self.names, self.shapes, self.groups, strict=True)])
         return hashlib.blake2b(text.encode(), digest_size=8).digest()
 
+    @cached_property
+    def statistic_slices(self) -> tuple[slice, ...]:
+        ends = zip(self.names, self.offsets, self.offsets[1:], strict=False)
+        return tuple(slice(a, b) for name, a, b in ends if name in self.statistics)
+
     def named(self, vector: Tensor) -> dict[str, Tensor]:
         """The vector as named tensors (views)."""
         pieces = zip(self.names, self.shapes, self.offsets, strict=False)
@@ -85,6 +97,7 @@ class FlatModel:
             tuple(tuple(tensors[name].shape) for name in names),
             tuple(i for i, group in enumerate(groups) for _ in group),
             dtypes.pop(),
+            tuple(name for name in names if name not in parameters),
         )
         self.weights = torch.zeros(self.layout.size, dtype=self.layout.dtype)
         self.grads = torch.zeros_like(self.weights)
@@ -93,6 +106,9 @@ class FlatModel:
         for name, view in self.layout.named(self.weights).items():
             view.copy_(tensors[name].detach())
             tensors[name].data = view
+        # the counters of norms are not sent; each local run starts with the model's own
+        counters = [b for n, b in module.named_buffers() if n.endswith("num_batches_tracked")]
+        self._counters = [(b, b.clone()) for b in counters]
         self._trained_layers = 0
         self._training = False
         self.freeze(self.layout.depth)
@@ -133,6 +149,8 @@ class FlatModel:
 
     def train(self) -> None:
         """Training mode; frozen layers keep their statistics, which are not sent."""
+        for counter, start in self._counters:
+            counter.copy_(start)
         if not self._training:
             self._training = True
             self.module.train()

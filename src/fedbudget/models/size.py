@@ -8,7 +8,8 @@ def parse_size(size: str) -> tuple[int, int]:
     (2, 128)
     """
     layers, _, width = size.partition("x")
-    if not (layers.isdigit() and width.isdigit() and int(layers) > 0 and int(width) > 0):
+    digits = (layers + width).isascii() and layers.isdecimal() and width.isdecimal()
+    if not (digits and int(layers) > 0 and int(width) > 0):
         raise ValueError(
             f"model.size = {size!r}: it must be layers x width, such as 2x128, 6x256 or 8x128"
         )

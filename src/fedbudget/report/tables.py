@@ -5,6 +5,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 from fedbudget.report.load import Loaded, by_name
@@ -135,7 +136,7 @@ def target_rows(runs: Sequence[Loaded], target: float) -> list[list[str]]:
 def target_table(runs: Sequence[Loaded], target: float) -> Table:
     table = Table(*TARGET_COLUMNS, title=f"cost to a validation loss of {target:g}, all clients")
     for row in target_rows(runs, target):
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     return table
 
 
@@ -144,7 +145,7 @@ def terminal(runs: Sequence[Loaded]) -> Table:
     for i, column in enumerate(columns(runs)):
         table.add_column(column, justify="left" if i == 0 else "right")
     for row in rows(runs):
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     return table
 
 

@@ -8,6 +8,7 @@ counted, the accumulated ones and the forward pass through frozen layers too.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from statistics import fmean
 
 import matplotlib
@@ -30,6 +31,7 @@ from fedbudget.report.figures import COLOURS
 from fedbudget.resources import devices
 from fedbudget.resources.costs import Costs, costs
 from fedbudget.resources.proxies import LEVELS
+from fedbudget.runs import write
 from fedbudget.task import classify
 from fedbudget.types import Knobs
 
@@ -151,9 +153,11 @@ def table(of: Preset, found: Sequence[Row]) -> list[list[str]]:
 
 
 def markdown(of: Preset, found: Sequence[Row]) -> str:
-    lines = ["| " + " | ".join(HEAD) + " |", "|" + "---|" * len(HEAD)]
-    lines += ["| " + " | ".join(line) + " |" for line in table(of, found)]
-    return "\n".join(lines) + "\n"
+    lines = [list(HEAD), *table(of, found)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    lines.insert(1, ["-" * width for width in widths])
+    padded = ([c.ljust(w) for c, w in zip(line, widths, strict=True)] for line in lines)
+    return "".join(f"| {' | '.join(line)} |\n" for line in padded)
 
 
 def figure(of: Preset, found: Sequence[Row]) -> Figure:
@@ -191,3 +195,17 @@ STYLES = ("-", "--", "-.", ":", "-", "-")
 
 def _plain(value: float, position: int | None) -> str:
     return f"{value:g}"
+
+
+def run(out: Path) -> list[str]:
+    """All three presets into a folder; returns the lines to print."""
+    out.mkdir(parents=True, exist_ok=True)
+    lines: list[str] = []
+    for name in ("table1", "cafl-l", "cafl-l-6x256"):
+        of = preset(name)
+        found = rows(of)
+        text = markdown(of, found)
+        write(out / f"{name}.md", text.encode())
+        figure(of, found).savefig(out / f"{name}.png", dpi=120)
+        lines += [f"{name}: papers' proxies, mean of the last {LAST} of {ROUNDS} rounds", "", text]
+    return lines

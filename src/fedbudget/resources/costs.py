@@ -31,7 +31,7 @@ class Costs:
     def forecast(self, knobs: Knobs) -> dict[str, float]:
         """Counted usage to expect: bytes are those of a frame with these knobs."""
         up = frame_bytes(self.layout, knobs.layers, knobs.codec)
-        down = frame_bytes(self.layout, self.layout.depth, "raw32")
+        down = frame_bytes(self.layout, self.layout.depth, self.layout.raw)
         return counted.usage(self.shape, self.device, knobs, up, down)
 
     def paper(self, knobs: Knobs) -> dict[str, float]:

@@ -47,10 +47,6 @@ class Shape:
     optimizer: str
 
     @property
-    def depth(self) -> int:
-        return len(self.parameters)
-
-    @property
     def states(self) -> int:
         """Numbers the optimiser keeps per parameter."""
         return 2 if self.optimizer == "adamw" else 1
