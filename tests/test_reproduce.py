@@ -1,5 +1,7 @@
 """The papers' table 1, by running controllers from lambda = 0."""
 
+from pathlib import Path
+
 import pytest
 
 from fedbudget.reproduce import cafl
@@ -41,6 +43,12 @@ def test_the_papers_saving_is_a_loss_when_every_sample_is_counted(found):
     _, rows = found
     assert rows["the authors' code (clamped)"].mean("energy") < 0.3 * rows["FedAvg"].mean("energy")
     assert 1.07 < rows["the authors' code (clamped)"].counted < 1.43
+
+
+def test_the_page_shows_what_the_code_gives(found):
+    preset, rows = found
+    page = (Path(__file__).parents[1] / "docs" / "results" / "cafl.md").read_text()
+    assert cafl.markdown(preset, list(rows.values())) in page
 
 
 def test_an_oscillating_controller_is_not_said_to_keep_its_budget(found):
