@@ -35,9 +35,7 @@ class Live:
             transient=True,
             disable=not console.is_terminal,
         )
-        self.task = self.bar.add_task(
-            name, total=rounds, completed=done, info="starting worker processes"
-        )
+        self.task = self.bar.add_task(name, total=rounds, completed=done, info="starting")
 
     def __enter__(self) -> Self:
         self.bar.start()

@@ -19,6 +19,7 @@ from fedbudget.types import Job, Knobs, Reply, RoundRecord
 
 HOPELESS = 3
 """rounds in a row without a single usable reply before a run gives up"""
+DROPPED_OUT = "it dropped out"
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,13 @@ def run(
     for number in range(state.round + 1, plan.rounds + 1):
         record, state = one_round(plan, engine, layout, state, number, on_reply)
         yield record, state
-        hopeless = hopeless + 1 if len(record.dropped) == len(record.cohort) else 0
+        failed = {c: why for c, why in record.dropped.items() if why != DROPPED_OUT}
+        if len(record.dropped) < len(record.cohort):
+            hopeless = 0
+        elif failed:
+            hopeless += 1
         if hopeless == HOPELESS:
-            client, reason = next(iter(record.dropped.items()))
+            client, reason = next(iter(failed.items()))
             raise UserError(
                 f"no client could be used in {HOPELESS} rounds in a row; "
                 f"client {client} in round {number}: {reason}"
@@ -87,7 +92,7 @@ def one_round(
     ]
     total = Accumulator(layout)
     accepted: list[Reply] = []
-    dropped = {str(c): "it dropped out" for c in gone}
+    dropped = dict.fromkeys(map(str, gone), DROPPED_OUT)
     up_bytes = 0
     replies = Timed(engine.run(jobs), on_reply)
     for job, reply in in_job_order(jobs, replies):

@@ -4,6 +4,7 @@ Large arrays are held once; a client's part is a range or a list of numbers into
 it is asked for, so that a hundred thousand clients cost no more than their numbers.
 """
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -118,8 +119,8 @@ class Part:
 class _Lazy(Sequence[Examples]):
     """A client's examples, made when they are asked for."""
 
-    def one(self, i: int) -> Examples:
-        raise IndexError(i)
+    @abstractmethod
+    def one(self, i: int) -> Examples: ...
 
     @overload
     def __getitem__(self, i: int) -> Examples: ...
