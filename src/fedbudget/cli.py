@@ -217,7 +217,7 @@ def demo(
     """Train a small language model across 16 clients, without budgets and within them.
 
     FedAvg first, then the planner, which keeps each client within a quarter of FedAvg's energy
-    and an eighth of its uplink: about two and a half minutes on two cores.
+    and an eighth of its uplink: about two minutes on two cores.
 
     Example: `fedbudget demo --out runs/demo`
     """
