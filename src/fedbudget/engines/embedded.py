@@ -22,7 +22,7 @@ from torch import Tensor
 from fedbudget.algorithms.algorithm import ClientState
 from fedbudget.codecs import frame
 from fedbudget.codecs.frame import Packed
-from fedbudget.engines.engine import Engine, Host, describe, metrics
+from fedbudget.engines.engine import Engine, Host, describe, metrics, validation_batches
 from fedbudget.errors import UserError
 from fedbudget.plan import Plan
 from fedbudget.task import Score
@@ -78,7 +78,7 @@ class Workers:
     def __init__(self, plan: Plan, workers: int) -> None:
         self.plan = plan
         self.states: dict[int, ClientState] = {}
-        self.batches = Host(plan).batches
+        self.batches = validation_batches(plan)
         self.workers: list[_Worker] = []
         try:
             for _ in range(workers):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedbudget.algorithms.algorithm import ClientState
 from fedbudget.client import Agent, train_client
-from fedbudget.data.examples import in_order
+from fedbudget.data.examples import Numbers, in_order
 from fedbudget.plan import Plan
 from fedbudget.task import Score, evaluate_batch
 from fedbudget.types import Job, Reply
@@ -29,15 +29,18 @@ class Engine(Protocol):
     def __exit__(self, *error: object) -> None: ...
 
 
+def validation_batches(plan: Plan) -> list[Numbers]:
+    """Which examples each batch of an evaluation has; none without a validation set."""
+    return [] if plan.validation is None else in_order(plan.validation, plan.eval_batch)
+
+
 class Host:
     """One process's model and data, used for one client after another."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.model = plan.build_model()
-        self.batches = (
-            in_order(plan.validation, plan.eval_batch) if plan.validation is not None else []
-        )
+        self.batches = validation_batches(plan)
 
     def train(self, job: Job, state: ClientState) -> tuple[Reply, ClientState]:
         plan = self.plan

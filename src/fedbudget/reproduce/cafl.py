@@ -175,7 +175,8 @@ def figure(of: Preset, found: Sequence[Row]) -> Figure:
             axes.set_xlabel("round")
             axes.set_yscale("log")
             low, high = axes.get_ylim()
-            axes.set_yticks([t for t in TICKS if low < t < high], minor=False)
+            ticks = COARSE if high > 4 * low else FINE
+            axes.set_yticks([t for t in ticks if low < t < high], minor=False)
             axes.set_yticks([], minor=True)
             axes.yaxis.set_major_formatter(_plain)
             axes.grid(alpha=0.3)
@@ -189,7 +190,8 @@ SHOWN = (
     *("FedAvg", "CAFL-L eqs 5-7", "CAFL eqs 10-12, one-sided"),
     *("CAFL, augmented Lagrangian", "the authors' code (clamped)", "planner"),
 )
-TICKS = (0.4, 0.5, 0.6, 0.8, 0.9, 1, 1.1, 1.5, 2, 3, 4, 8)
+COARSE = (0.25, 0.5, 1, 2, 4, 8, 16)
+FINE = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2)
 STYLES = ("-", "--", "-.", ":", "-", "-")
 
 
