@@ -19,7 +19,7 @@ lint: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/overhead.py --out docs/benchmarks.md
-	$(BIN)/python benchmarks/codecs.py
+	$(BIN)/python benchmarks/codecs.py --out docs/benchmarks.md
 
 # every code block, command and link in the documents
 docs: $(VENV)/.dev

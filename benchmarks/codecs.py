@@ -1,12 +1,16 @@
-"""Every codec on one vector: its size, its error, and its speed beside a plain copy.
+"""Every codec on a client's update: size, error, and time beside a copy and beside the training.
 
-One thread; each repetition runs the copy and then every codec, and the figures are medians, so
-that other work on the machine falls on all alike. GB/s counts the float32 bytes of the vector.
-    python benchmarks/codecs.py [--out FILE] [--count 429824] [--repeat 15]
-A second table shows bias: the squared error of the mean of 200 decodings over 1/200 of one's.
+The update is that of one local run of the `fedavg` preset: GPT 2x128, 60 steps of batch 16. One
+thread. Each repetition makes a copy, trains 6 steps (a tenth of a local run) and then encodes and
+decodes with every codec, so that other work on the machine falls on all alike. GB/s counts the
+float32 bytes of the vector.
+    python benchmarks/codecs.py [--out docs/benchmarks.md] [--repeat 15]
+With --out the times replace the section "Codecs" of that file. The errors, and the bias (the
+squared error of the mean of 200 decodings over 1/200 of one's) are for docs/wire-format.md.
 """
 
 import argparse
+import re
 import statistics
 import time
 from collections.abc import Callable
@@ -18,10 +22,20 @@ import torch
 from torch import Tensor
 
 from fedbudget import codecs, seeds
+from fedbudget.build import build
 from fedbudget.codecs import frame
+from fedbudget.config import find_config, load
+from fedbudget.engines.embedded import InProcess
 from fedbudget.models.flat import Layout
+from fedbudget.rounds import first_state
+from fedbudget.types import Job, Knobs
 
 T = TypeVar("T")
+NAMES = [name for name in codecs.CODECS if name != "nothing"]
+NAMES += ["topk60%", "topk60%+int8", "topk60%+eden2", "topk10%+eden2", "topk1%+sign"]
+STEPS, TENTH = 60, 6
+HEADING = "## Codecs"
+BAR = 0.03  # of a local run's time
 ERROR_COUNT = 2**17
 DECODINGS = 200
 
@@ -48,61 +62,95 @@ def bias_ratio(name: str, x: Tensor) -> float:
     return DECODINGS * nmse(many.mean(0), x) / one
 
 
-def speeds(names: list[str], x: Tensor, repeat: int) -> tuple[float, dict[str, list[float]]]:
-    """Seconds of a copy; seconds to encode and to decode, by codec."""
-    copies: list[float] = []
-    times: dict[str, list[list[float]]] = {name: [[], []] for name in names}
+class Client:
+    """Client 0 of the `fedavg` preset, ready to train from the initial weights."""
+
+    def __init__(self) -> None:
+        self.plan = build(load(find_config("fedavg")))
+        self.engine = InProcess(self.plan)
+        self.layout = self.engine.host.model.layout
+        about = {"run": self.plan.run, "round": 1, "client": seeds.SERVER, "seed": 0}
+        weights = first_state(self.plan).weights
+        self.payload = frame.pack([weights], self.layout, **about, codec=self.layout.raw)
+
+    def update(self, steps: int) -> Tensor:
+        knobs = Knobs(self.layout.depth, steps, batch=16, codec=self.layout.raw)
+        job = Job(self.plan.run, 1, 0, 0, knobs, self.plan.lr, self.payload)
+        (reply,) = self.engine.run([job])
+        assert reply.payload is not None, reply.error
+        return frame.unpack(reply.payload, self.layout)[0]
+
+
+def times(client: Client, x: Tensor, repeat: int) -> dict[str, list[float]]:
+    """Seconds of each repetition, of "copy", "train", "encode NAME" and "decode NAME"."""
+    found: dict[str, list[float]] = {}
     target = torch.empty_like(x)
     for i in range(repeat + 2):
-        row = [timed(target.copy_, x)[0]]
-        for name in names:
+        row = {"copy": timed(target.copy_, x)[0], "train": timed(client.update, TENTH)[0]}
+        for name in NAMES:
             codec = codecs.named(name)
-            encode_s, body = timed(codec.encode, x, i)
+            row[f"encode {name}"], body = timed(codec.encode, x, i)
             view = memoryview(bytearray(body))
-            decode_s, _ = timed(codec.decode, view, len(x), i)
-            row += [encode_s, decode_s]
+            row[f"decode {name}"], _ = timed(codec.decode, view, len(x), i)
         if i >= 2:  # the first ones fill caches and tables
-            copies.append(row[0])
-            for k, name in enumerate(names):
-                times[name][0].append(row[1 + 2 * k])
-                times[name][1].append(row[2 + 2 * k])
-    return statistics.median(copies), {n: [*map(statistics.median, t)] for n, t in times.items()}
+            for key, seconds in row.items():
+                found.setdefault(key, []).append(seconds)
+    return found
 
 
-def table(count: int, repeat: int) -> list[str]:
-    torch.set_num_threads(1)
+def time_section(client: Client, x: Tensor, repeat: int) -> list[str]:
+    found = times(client, x, repeat)
+    median = {key: statistics.median(seconds) for key, seconds in found.items()}
+    gigabytes = 4e-9 * len(x)
+    lines = [
+        HEADING,
+        "",
+        f"The update of one local run of the `fedavg` preset (GPT 2x128, {len(x):,} numbers, {STEPS} "
+        f"steps of batch 16), encoded and decoded. Each of {repeat} repetitions makes a copy, trains "
+        f"{TENTH} steps, which times {STEPS // TENTH} count as a local run, and then tries every codec, "
+        "one thread; rates are medians, the last column is the median and the quartiles of the ratios "
+        f"within a repetition. The bar is {BAR:.0%}.",
+        "",
+        "| codec | encode GB/s | decode GB/s | encode and decode, copies | encode and decode, % of a "
+        "local run (quartiles) |",
+        "|---|---|---|---|---|",
+    ]
+    for name in NAMES:
+        pairs = [*zip(found[f"encode {name}"], found[f"decode {name}"], strict=True)]
+        local_s = (s * STEPS / TENTH for s in found["train"])
+        shares = [100 * sum(pair) / s for pair, s in zip(pairs, local_s, strict=True)]
+        low, middle, high = statistics.quantiles(shares, n=4)
+        lines.append(
+            f"| `{name}` | {gigabytes / median[f'encode {name}']:.2f} | "
+            f"{gigabytes / median[f'decode {name}']:.2f} | "
+            f"{statistics.median(map(sum, pairs)) / median['copy']:.1f} | "
+            f"{middle:.2g} ({low:.2g} to {high:.2g}) |"
+        )
+    return [
+        *lines,
+        "",
+        f"A copy: {gigabytes / median['copy']:.1f} GB/s. A local run: "
+        f"{median['train'] * STEPS / TENTH:.1f} s.",
+    ]
+
+
+def error_table(x: Tensor) -> list[str]:
     rng = seeds.rng(0, 0, 0, "benchmark")
-    x = torch.from_numpy(rng.standard_normal(count, dtype=np.float32))
     gaussian = torch.from_numpy(rng.standard_normal(ERROR_COUNT, dtype=np.float32))
     tailed = torch.from_numpy(rng.standard_t(3, ERROR_COUNT).astype(np.float32))
-    layout = Layout(("x",), ((count,),), (0,))
-    names = list(codecs.CODECS)
-    copy_s, times = speeds(names, x, repeat)
-    rate = 4e-9 * count
+    layout = Layout(("x",), ((len(x),),), (0,))
     lines = [
-        "| codec | bits a number | NMSE, Gaussian | NMSE, Student t (3) | encode GB/s | decode GB/s "
-        "| encode and decode, copies |",
-        "|---|---|---|---|---|---|---|",
+        "| codec | bits a number | NMSE, Gaussian | NMSE, Student t (3) | NMSE, update |",
+        "|---|---|---|---|---|",
     ]
-    for name in names:
+    for name in NAMES:
         size = len(frame.pack([x], layout, run=0, round=0, client=0, seed=0, codec=name))
-        encode_s, decode_s = times[name]
-        plain, heavy = (nmse(decoded(name, v), v) for v in (gaussian, tailed))
-        lines.append(
-            f"| `{name}` | {8 * size / count:.3f} | {plain:.2g} | "
-            f"{heavy:.2g} | {rate / encode_s:.2f} | {rate / decode_s:.2f} | "
-            f"{(encode_s + decode_s) / copy_s:.1f} |"
-        )
-    lines += [
-        "",
-        f"{count:,} numbers in a frame; NMSE over {ERROR_COUNT:,}. "
-        f"A copy: {rate / copy_s:.1f} GB/s. Medians of {repeat}.",
-    ]
+        errors = (f"{nmse(decoded(name, v), v):.2g}" for v in (gaussian, tailed, x))
+        lines.append(f"| `{name}` | {8 * size / len(x):.3f} | {' | '.join(errors)} |")
     return lines
 
 
 def bias_table() -> list[str]:
-    torch.set_num_threads(1)
     rng = seeds.rng(0, 0, 0, "bias")
     spike = torch.zeros(3000)
     spike[3] = 1
@@ -115,23 +163,34 @@ def bias_table() -> list[str]:
         "one spike, 3000": spike,
     }
     lines = ["| codec | " + " | ".join(vectors) + " |", "|---" * (1 + len(vectors)) + "|"]
-    for name in ("int8", "qsgd2", "eden4", "eden2", "eden1.6", "eden1"):
+    for name in ("int8", "qsgd2", "eden4", "eden3", "eden2", "eden1.6", "eden1"):
         exact = {k: torch.equal(decoded(name, x), x.double()) for k, x in vectors.items()}
         cells = ("exact" if exact[k] else f"{bias_ratio(name, x):.2f}" for k, x in vectors.items())
         lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
     return lines
 
 
+def with_section(page: str, section: str) -> str:
+    """The page with the section under HEADING replaced, or added at the end."""
+    before, _, after = page.partition(f"{HEADING}\n")
+    following = re.search(r"^## ", after, re.MULTILINE)
+    rest = "\n" + after[following.start() :] if following else ""
+    return f"{before.rstrip()}\n\n{section}\n{rest}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--count", type=int, default=429_824)
     parser.add_argument("--repeat", type=int, default=15)
     arguments = parser.parse_args()
-    text = "\n".join([*table(arguments.count, arguments.repeat), "", *bias_table()]) + "\n"
-    print(text, end="")
+    torch.set_num_threads(1)
+    client = Client()
+    x = client.update(STEPS)
+    section = "\n".join(time_section(client, x, arguments.repeat))
+    print("\n".join([section, "", *error_table(x), "", *bias_table()]))
     if arguments.out is not None:
-        arguments.out.write_text(text)
+        arguments.out.write_text(with_section(arguments.out.read_text(), section))
+        print(f"wrote {arguments.out}")
 
 
 if __name__ == "__main__":

@@ -9,15 +9,15 @@ SOURCE = Path(fedbudget.__file__).parent
 # each layer may import itself and what stands before it
 LAYERS = (
     ("errors", "types", "seeds", "units", "threads"),
-    ("models", "data", "codecs", "task"),
+    ("models", "data", "codecs", "task", "constraints"),
     ("algorithms", "resources"),
-    ("control",),
+    ("control", "uplink", "downlink"),
     ("client",),
     ("plan",),
     ("engines",),
     ("rounds",),
     ("runs",),
-    ("progress", "runner", "report", "config", "choices"),
+    ("progress", "runner", "report", "tables", "config", "choices"),
     ("build", "api"),
     ("reproduce",),
     ("cli", "__init__"),

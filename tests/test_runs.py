@@ -15,6 +15,7 @@ from fedbudget.report.write import write_report
 from fedbudget.runner import Stop, execute, facts
 from fedbudget.runs import RunFolder, summarise
 from fedbudget.types import Knobs, Reply, RoundRecord
+from fedbudget.uplink import Uplink
 
 
 class Watch:
@@ -64,18 +65,20 @@ def test_what_clients_keep_survives_a_resume(tmp_path):
     """Error feedback: a residual that started again at zero would give another model."""
     plan = text_plan(rounds=6)
     lossy = Knobs(3, 4, 4, codec="topk10%")
-    recipe = replace(plan.recipe, feedback=True)
+    recipe = replace(plan.recipe, uplink=Uplink(feedback="error"))
     plan = replace(plan, controller=fixed(lossy), recipe=recipe)
     go(plan, tmp_path / "whole")
     go(plan, tmp_path / "half", after=3)
     folder = RunFolder(tmp_path / "half")
     start = folder.load_checkpoint(lambda text: None)
-    assert all(kept["residual0"].abs().sum() > 0 for kept in start.clients.values())
+    for client, versions in start.clients.items():
+        assert versions[start.state.acks[client].round]["residual0"].abs().sum() > 0
     go(plan, None, start=start, folder=folder)
     assert torch.equal(weights(tmp_path / "whole"), weights(tmp_path / "half"))
     forgetful = start._replace(clients={})
     go(plan, None, start=forgetful, folder=RunFolder.create(tmp_path / "other", ""))
-    assert not torch.equal(weights(tmp_path / "whole"), weights(tmp_path / "other"))
+    reasons = [r["dropped"] for r in RunFolder(tmp_path / "other").records()]
+    assert "lost its state" in next(iter(reasons[0].values()))
 
 
 def test_a_checkpoint_of_another_model_and_lost_records_are_refused(tmp_path):

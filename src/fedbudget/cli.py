@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -301,19 +301,22 @@ def _finish(
     """Train to the end; exit code 130 where the user stopped it."""
     from fedbudget.build import cores
     from fedbudget.progress import Live
-    from fedbudget.runner import Stop, execute, facts
+    from fedbudget.runner import Stop, execute
 
+    for warning in plan.warnings:
+        print(f"fedbudget: warning: {warning}", file=sys.stderr)
     done = start.state.round if start else 0
     with Live(_console(), plan.name, plan.rounds, plan.cohort, done) as live, Stop() as stop:
         summary = execute(
             plan,
             folder,
-            facts(plan, settings.algorithm, settings.control.controller),
+            _facts(plan, settings),
             settings.workers or cores(),
             settings.checkpoint_every,
             live,
             stop,
             start,
+            settings.constraints.save_personal,
         )
     if not summary["complete"]:
         _say(
@@ -322,6 +325,22 @@ def _finish(
         )
         sys.exit(STOPPED)
     _say(f"wrote {folder.path}/: model.safetensors, rounds.jsonl, summary.json, config.toml")
+
+
+def _facts(plan: "Plan", settings: "Config") -> dict[str, Any]:
+    """What a summary says of the config."""
+    from fedbudget.runner import facts
+
+    about = facts(plan, settings.algorithm, settings.control.controller)
+    if plan.constraints is not None:
+        table = settings.constraints
+        about |= {
+            "dataset": settings.data.source,
+            "rho": table.rho,
+            "local_steps": settings.train.steps,
+            "projected": table.projected,
+        }
+    return about
 
 
 def _show(folders: list[Path], out: Path | None, target: float | None = None) -> None:

@@ -2,23 +2,23 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fedbudget import seeds
-from fedbudget.algorithms.algorithm import Algorithm, ClientState, LocalRun
+from fedbudget import downlink, seeds, uplink
+from fedbudget.algorithms.algorithm import Algorithm, ClientState, LocalRun, counted
 from fedbudget.codecs import frame
-from fedbudget.codecs.feedback import compensated, remainder
 from fedbudget.data.examples import Examples, draw
 from fedbudget.errors import UserError
 from fedbudget.models.flat import FlatModel
 from fedbudget.task import Task
 from fedbudget.types import Job, Knobs, Reply
+from fedbudget.uplink import Uplink
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,10 @@ class Recipe:
     """share of the local run in which the step size rises"""
     schedule: str = "constant"
     """within a local run: "constant" or "cosine" (down to a tenth)"""
-    feedback: bool = False
-    """error feedback: what the codec loses of one update is added to the client's next"""
+    uplink: Uplink = field(default_factory=Uplink)
+    """what a client keeps back of an update and sends later"""
+    keeps_model: bool = False
+    """whether a client keeps the model it was sent: for partial downlinks, and to skip uploads"""
 
 
 Meter = Callable[[Knobs, int, int], Mapping[str, Mapping[str, float]]]
@@ -52,6 +54,8 @@ class Agent:
     task: Task
     recipe: Recipe
     meter: Meter | None = None
+    project: Callable[[Tensor], Tensor] | None = None
+    """onto its private constraint set"""
 
 
 class Trained(NamedTuple):
@@ -62,16 +66,34 @@ class Trained(NamedTuple):
 def train_client(job: Job, agent: Agent, algorithm: Algorithm, state: ClientState) -> Trained:
     """Train as the job says and encode the update. Raises on failure; an engine makes it a Reply."""
     started = time.perf_counter()
-    knobs, model = job.knobs, agent.model
-    received = frame.unpack(job.payload, model.layout)
+    knobs, model, recipe = job.knobs, agent.model, agent.recipe
+    layout = model.layout
+    received = downlink.restored(job.payload, layout, state)
     model.weights.copy_(received[0])
     part = model.freeze(knobs.layers)
-    run = LocalRun(model, part, received, state, partial(_optimizer, agent.recipe))
+    run = LocalRun(
+        model.weights[part],
+        model.grads[part],
+        part,
+        received,
+        state,
+        partial(_optimizer, recipe, model, part),
+        job.round,
+        counted(job.ack.counts, layout) if job.ack else None,
+        agent.project,
+        tuple(
+            slice(s.start - part.start, s.stop - part.start)
+            for s in layout.statistic_slices
+            if s.start >= part.start
+        ),
+    )
     algorithm.start(run)
     loss = _local_steps(run, job, agent, algorithm) if knobs.steps else None
-    update, state = algorithm.finish(run)
-    payload, kept = _encode(job, run, update, agent.recipe.feedback)
-    state = {**state, **kept}
+    update, kept = algorithm.finish(run)
+    payload, held_back = uplink.encode(job, run, update, layout, recipe.uplink)
+    if algorithm.sent is not None:
+        kept = algorithm.sent(kept, frame.unpack(payload, layout), part)
+    kept = {**kept, **held_back, **(downlink.kept(received) if recipe.keeps_model else {})}
     reply = Reply(
         job.run,
         job.round,
@@ -82,35 +104,7 @@ def train_client(job: Job, agent: Agent, algorithm: Algorithm, state: ClientStat
         usage=agent.meter(knobs, len(payload), len(job.payload)) if agent.meter else {},
         payload=payload,
     )
-    return Trained(reply, state)
-
-
-def _encode(
-    job: Job, run: LocalRun, update: Sequence[Tensor], feedback: bool
-) -> tuple[frame.Packed, ClientState]:
-    """The update as a frame, and with error feedback what its codec lost, over the whole model."""
-    layout = run.model.layout
-    kept: dict[str, Tensor] = {}
-    if feedback:
-        for i in range(len(update)):
-            name = f"residual{i}"
-            kept[name] = run.client.get(name, torch.zeros(layout.size)).clone()
-        update = [compensated(u, r[run.part]) for u, r in zip(update, kept.values(), strict=True)]
-    payload = frame.pack(
-        update,
-        layout,
-        run=job.run,
-        round=job.round,
-        client=job.client,
-        seed=seeds.key(job.seed, job.round, job.client, "codec"),
-        codec=job.knobs.codec,
-        first=layout.depth - job.knobs.layers,
-    )
-    if feedback:
-        decoded = frame.unpack(payload, layout)
-        for sent, got, residual in zip(update, decoded, kept.values(), strict=True):
-            residual[run.part] = remainder(sent, got)
-    return payload, kept
+    return Trained(reply, kept)
 
 
 def _local_steps(run: LocalRun, job: Job, agent: Agent, algorithm: Algorithm) -> float:
@@ -118,7 +112,7 @@ def _local_steps(run: LocalRun, job: Job, agent: Agent, algorithm: Algorithm) ->
     knobs = job.knobs
     order = seeds.rng(job.seed, job.round, job.client, "batches")
     batches = draw(agent.examples, knobs.batch, order)
-    run.model.train()
+    agent.model.train()
     total = 0.0
     with seeds.torch_seeded(job.seed, job.round, job.client, "dropout"):
         for step in range(knobs.steps):

@@ -10,7 +10,9 @@ from torch import nn
 from fedbudget import seeds
 from fedbudget.algorithms.algorithm import Algorithm
 from fedbudget.client import Meter, Recipe
+from fedbudget.constraints import ConstraintSet
 from fedbudget.control.controller import Controller
+from fedbudget.control.stepsize import StepRule
 from fedbudget.data.examples import Examples
 from fedbudget.models.flat import FlatModel
 from fedbudget.task import Task
@@ -43,6 +45,20 @@ class Plan:
     """chance that a client of the cohort drops out of a round"""
     layers: tuple[str, ...] | None = None
     """name prefixes of the layer groups, bottom first; None finds them"""
+    constraints: Sequence[ConstraintSet] | None = None
+    """each client's private set; stays on the device side of an engine"""
+    down_codec: str = ""
+    """how the model travels down; "" as it is"""
+    changed_only: bool = False
+    """send down only what changed since the client last saw the model"""
+    step_rule: StepRule | None = None
+    """a factor on the step size that follows from the knobs"""
+    lr_cap: Callable[[int], float] | None = None
+    """round -> largest step size"""
+    final_projection: bool = False
+    """whether a client's own model is put into its set when the run ends"""
+    warnings: tuple[str, ...] = ()
+    """what the user should hear before the run starts"""
     evaluate_every: int = 1
     eval_batch: int = 64
 
@@ -59,6 +75,7 @@ class Plan:
 
     def lr_at(self, round: int) -> float:
         """Step size of a round (counting from 1): constant, or a cosine over the run."""
+        lr = self.lr
         if self.round_schedule == "cosine":
-            return self.lr * 0.5 * (1 + math.cos(math.pi * (round - 1) / self.rounds))
-        return self.lr
+            lr *= 0.5 * (1 + math.cos(math.pi * (round - 1) / self.rounds))
+        return min(lr, self.lr_cap(round)) if self.lr_cap else lr

@@ -2,20 +2,23 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from fedbudget import seeds
-from fedbudget.algorithms.algorithm import Mean, ServerState
+from fedbudget.algorithms.algorithm import Mean, ServerState, counted
 from fedbudget.codecs import frame
 from fedbudget.control.controller import ControlState
+from fedbudget.downlink import Broadcast, Changed, changed_groups
 from fedbudget.engines.engine import Engine
 from fedbudget.errors import UserError
 from fedbudget.models.flat import Layout
 from fedbudget.plan import Plan
-from fedbudget.types import Job, Knobs, Reply, RoundRecord
+from fedbudget.types import Ack, Job, Knobs, Reply, RoundRecord
+from fedbudget.uplink import kept_back
 
 HOPELESS = 3
 """rounds in a row without a single usable reply before a run gives up"""
@@ -29,6 +32,10 @@ class State:
     round: int
     server: ServerState
     control: ControlState
+    acks: Mapping[int, Ack] = field(default_factory=dict)
+    """by client: its last reply that was used"""
+    changed: Changed = ()
+    """by layer group: the last round that changed it"""
 
     @property
     def weights(self) -> Tensor:
@@ -37,7 +44,8 @@ class State:
 
 def first_state(plan: Plan) -> State:
     model = plan.build_model()
-    return State(0, plan.algorithm.init(model.weights.clone()), plan.controller.init())
+    server = plan.algorithm.init(model.weights.clone())
+    return State(0, server, plan.controller.init(), changed=(0,) * model.layout.depth)
 
 
 def run(
@@ -76,26 +84,21 @@ def one_round(
     started = time.perf_counter()
     cohort = sample(plan, number)
     knobs = {c: plan.controller.knobs(state.control, c) for c in cohort}
-    down = frame.pack(
-        plan.algorithm.send(state.server),
-        layout,
-        run=plan.run,
-        round=number,
-        client=seeds.SERVER,
-        seed=0,
-        codec=layout.raw,
-    )
+    sent = plan.algorithm.send(state.server)
+    codec = plan.down_codec or layout.raw
+    down = Broadcast(sent, layout, plan.run, plan.seed, number, codec)
     lr = plan.lr_at(number)
     gone = dropouts(plan, number, cohort)
-    jobs = [
-        Job(plan.run, number, c, plan.seed, knobs[c], lr, down) for c in cohort if c not in gone
-    ]
+    jobs = [_job(plan, state, number, c, knobs[c], lr, down) for c in cohort if c not in gone]
     total = Accumulator(layout)
     accepted: list[Reply] = []
     dropped = dict.fromkeys(map(str, gone), DROPPED_OUT)
     up_bytes = 0
     replies = Timed(engine.run(jobs), on_reply)
+    acks = dict(state.acks)
     for job, reply in in_job_order(jobs, replies):
+        if reply.lost:
+            acks.pop(job.client, None)
         up_bytes += len(reply.payload) if reply.payload is not None else 0
         try:
             vectors = checked(job, reply, layout)
@@ -107,28 +110,59 @@ def one_round(
         accepted.append(reply)
     server = state.server
     if accepted:
-        mean = Mean(total.mean(), len(accepted), len(plan.clients), layout.statistic_slices)
+        mean = Mean(
+            total.mean(),
+            len(accepted),
+            len(plan.clients),
+            counted(total.counts, layout),
+            layout.statistic_slices,
+        )
         server = plan.algorithm.aggregate(server, mean)
     aggregated = time.perf_counter()
     due = number % plan.evaluate_every == 0 or number == plan.rounds
+    ack = Ack(number, tuple(total.counts))
+    acks |= {reply.client: ack for reply in accepted}
     validation = engine.evaluate(server["weights"]) if due else None
+    if due and plan.constraints is not None:
+        validation = {**(validation or {}), **engine.assess(plan.algorithm.send(server), acks)}
     evaluated = time.perf_counter()
     losses = [r.loss for r in accepted if r.loss is not None]
     record = RoundRecord(
         round=number,
         cohort=tuple(cohort),
         knobs=shared(knobs),
+        duals=shared({c: plan.controller.duals(state.control, c) for c in cohort}),
         train_loss=sum(losses) / len(losses) if losses else None,
         validation=validation,
         up_bytes=up_bytes,
-        down_bytes=len(down) * len(jobs),
+        down_bytes=sum(len(job.payload) for job in jobs),
         usage=by_accounting(accepted),
         dropped=dropped,
+        skipped=tuple(r.client for r in accepted if r.payload and kept_back(r.payload)),
         train_s=replies.seconds,
         evaluate_s=evaluated - aggregated,
         wall_s=time.perf_counter() - started,
     )
-    return record, State(number, server, plan.controller.update(state.control, accepted))
+    changed = state.changed
+    if plan.changed_only:
+        now = plan.algorithm.send(server)
+        changed = changed_groups(changed, sent, now, number, layout)
+    return record, State(
+        number,
+        server,
+        plan.controller.update(state.control, accepted),
+        acks,
+        changed,
+    )
+
+
+def _job(
+    plan: Plan, state: State, number: int, client: int, knobs: Knobs, lr: float, down: Broadcast
+) -> Job:
+    ack = state.acks.get(client)
+    payload = down.since(ack, state.changed) if plan.changed_only else down.from_group(0)
+    factor = plan.step_rule(knobs) if plan.step_rule else 1.0
+    return Job(plan.run, number, client, plan.seed, knobs, lr * factor, payload, ack)
 
 
 def sample(plan: Plan, number: int) -> list[int]:
@@ -199,6 +233,7 @@ class Accumulator:
         self.layout = layout
         self.sums: list[Tensor] = []
         self.weights = [0.0] * layout.depth
+        self.counts = [0] * layout.depth
 
     def add(self, vectors: Sequence[Tensor], first: int, weight: float) -> None:
         """An update of the layer groups from `first` to the top."""
@@ -212,6 +247,7 @@ class Accumulator:
             total[where].add_(vector, alpha=weight)
         for group in range(first, self.layout.depth):
             self.weights[group] += weight
+            self.counts[group] += 1
 
     def mean(self) -> tuple[Tensor, ...]:
         first = 0
@@ -235,8 +271,12 @@ def by_accounting(replies: Sequence[Reply]) -> dict[str, dict[str, Mapping[str, 
     return found
 
 
-def shared(knobs: Mapping[int, Knobs]) -> dict[str, Knobs]:
-    """One entry "*" where all clients have the same knobs."""
-    if len(set(knobs.values())) == 1:
-        return {"*": next(iter(knobs.values()))}
-    return {str(c): k for c, k in knobs.items()}
+T = TypeVar("T")
+
+
+def shared(values: Mapping[int, T]) -> dict[str, T]:
+    """By client; one entry "*" where all have the same; nothing where there is nothing."""
+    first = next(iter(values.values()))
+    if any(value != first for value in values.values()):
+        return {str(c): v for c, v in values.items()}
+    return {"*": first} if first else {}

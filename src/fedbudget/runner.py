@@ -69,6 +69,7 @@ def execute(
     watcher: Watcher,
     stop: Stop,
     start: Checkpoint | None = None,
+    save_personal: bool = True,
 ) -> dict[str, Any]:
     """Train to the end or until asked to stop; returns the summary it wrote."""
     model = plan.build_model()
@@ -94,6 +95,12 @@ def execute(
         finally:
             if state.round > saved:
                 folder.save_checkpoint(state, engine.states)
+        if plan.constraints is not None and state.round == plan.rounds:
+            figures, models = engine.final(plan.algorithm.send(state.server), state.acks)
+            about = {**about, "personal": figures}
+            if save_personal:
+                layout = model.layout
+                folder.save_personal((agent, layout.named(own)) for agent, own in models)
     folder.save_model(model.state_dict(state.weights))
     summary = summarise(folder.records(), about, plan.rounds, plan.budgets)
     folder.save_summary(summary)

@@ -23,21 +23,22 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fedbudget.algorithms.algorithm import ClientState
+from fedbudget.engines.engine import Versions
 from fedbudget.errors import UserError
 from fedbudget.rounds import State
-from fedbudget.types import RoundRecord
+from fedbudget.types import Ack, RoundRecord
 from fedbudget.units import UNITS
 
-VERSION = 1
+VERSION = 2
 KEPT = 2
+OUTPUTS = ("model.safetensors", "personal.safetensors", "summary.json", "rounds.jsonl")
 LAST = 5
 """rounds that a final figure is the mean of"""
 
 
 class Checkpoint(NamedTuple):
     state: State
-    clients: Mapping[int, ClientState]
+    clients: Mapping[int, Versions]
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class RunFolder:
                 )
             for old in (
                 *folder.checkpoints(),
-                *(path / name for name in ("model.safetensors", "summary.json", "rounds.jsonl")),
+                *(path / name for name in OUTPUTS),
             ):
                 old.unlink(missing_ok=True)
         try:
@@ -94,15 +95,19 @@ class RunFolder:
         """Newest first."""
         return sorted(self.checkpoint_folder.glob("round-*.safetensors"), reverse=True)
 
-    def save_checkpoint(self, state: State, clients: Mapping[int, ClientState]) -> None:
+    def save_checkpoint(self, state: State, clients: Mapping[int, Versions]) -> None:
         """The server's state, and what each client keeps for its next round."""
         tensors = {f"server/{name}": t.contiguous() for name, t in state.server.items()}
-        for client, kept in clients.items():
-            tensors |= {f"client/{client}/{name}": t.contiguous() for name, t in kept.items()}
+        for client, versions in clients.items():
+            for round, kept in versions.items():
+                where = f"client/{client}/{round}"
+                tensors |= {f"{where}/{name}": t.contiguous() for name, t in kept.items()}
         meta = {
             "version": VERSION,
             "round": state.round,
             "control": state.control,
+            "acks": {client: [ack.round, *ack.counts] for client, ack in state.acks.items()},
+            "changed": state.changed,
             "crc32": {name: _crc(t) for name, t in tensors.items()},
         }
         body = save(tensors, {"fedbudget": json.dumps(meta)})
@@ -134,6 +139,11 @@ class RunFolder:
 
     def save_model(self, tensors: Mapping[str, Tensor]) -> None:
         write(self.path / "model.safetensors", save(dict(tensors)))
+
+    def save_personal(self, models: Iterable[tuple[int, Mapping[str, Tensor]]]) -> None:
+        """Each agent's own model, as `agent number/tensor name`."""
+        tensors = {f"{agent}/{n}": t.clone() for agent, own in models for n, t in own.items()}
+        write(self.path / "personal.safetensors", save(tensors))
 
     def save_summary(self, summary: Mapping[str, Any]) -> None:
         text = json.dumps(_plain(summary), indent=2, allow_nan=False)
@@ -184,6 +194,15 @@ def summarise(
     if losses:
         validation["best_loss"] = min(losses)
     knobs = records[-1]["knobs"] if records else {}
+    if last and "objective" in last[0]:
+        facts = {
+            **facts,
+            "objective": fmean(v["objective"] for v in last),
+            "infeasibility": {
+                "mean": fmean(v["infeasibility"] for v in last),
+                "max": fmean(v["worst_infeasibility"] for v in last),
+            },
+        }
     return {
         **facts,
         "rounds": rounds,
@@ -248,16 +267,18 @@ def _read_state(path: Path) -> Checkpoint:
     if {name: _crc(t) for name, t in tensors.items()} != meta["crc32"]:
         raise ValueError("checksum does not match")
     server: dict[str, Tensor] = {}
-    clients: dict[int, dict[str, Tensor]] = {}
+    clients: dict[int, dict[int, dict[str, Tensor]]] = {}
     for name, tensor in tensors.items():
         match name.split("/"):
             case ["server", inner]:
                 server[inner] = tensor
-            case ["client", number, inner]:
-                clients.setdefault(int(number), {})[inner] = tensor
+            case ["client", number, round, inner]:
+                clients.setdefault(int(number), {}).setdefault(int(round), {})[inner] = tensor
             case _:
                 raise ValueError(f"it holds {name!r}, which nothing writes")
-    return Checkpoint(State(meta["round"], server, meta["control"]), clients)
+    acks = {int(client): Ack(ack[0], tuple(ack[1:])) for client, ack in meta["acks"].items()}
+    state = State(meta["round"], server, meta["control"], acks, tuple(meta["changed"]))
+    return Checkpoint(state, clients)
 
 
 def _crc(tensor: Tensor) -> int:

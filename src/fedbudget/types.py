@@ -27,6 +27,15 @@ class Knobs:
 
 
 @dataclass(frozen=True)
+class Ack:
+    """The last reply of a client that the server used: its state of that round is the valid one."""
+
+    round: int
+    counts: tuple[int, ...]
+    """replies that were averaged, by layer group"""
+
+
+@dataclass(frozen=True)
 class Job:
     """One client's work for one round, and the only thing an engine carries to it."""
 
@@ -38,15 +47,21 @@ class Job:
     lr: float
     payload: "Packed" = field(repr=False)
     """the frame with what the server sends down"""
+    ack: Ack | None = None
+    """None: no reply of this client has been used yet"""
 
     def header(self) -> dict[str, Any]:
         """Everything but the payload, ready for JSON."""
         fields = {k: v for k, v in self.__dict__.items() if k != "payload"}
-        return {**fields, "knobs": asdict(self.knobs)}
+        ack = asdict(self.ack) if self.ack else None
+        return {**fields, "knobs": asdict(self.knobs), "ack": ack}
 
     @staticmethod
     def from_header(header: Mapping[str, Any], payload: "Packed") -> "Job":
-        return Job(**{**header, "knobs": Knobs(**header["knobs"])}, payload=payload)
+        ack = header["ack"]
+        known = Ack(ack["round"], tuple(ack["counts"])) if ack else None
+        fields = {**header, "knobs": Knobs(**header["knobs"]), "ack": known}
+        return Job(**fields, payload=payload)
 
 
 @dataclass(frozen=True)
@@ -64,6 +79,8 @@ class Reply:
     usage: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """accounting ("paper", "counted", "measured") -> resource -> amount, in SI units"""
     error: str | None = None
+    lost: bool = False
+    """the client no longer has the state that the job's ack names"""
     payload: "Packed | None" = field(default=None, repr=False)
 
     def header(self) -> dict[str, Any]:
@@ -74,8 +91,8 @@ class Reply:
         return Reply(**header, payload=payload)
 
     @staticmethod
-    def failure(job: Job, reason: str) -> "Reply":
-        return Reply(job.run, job.round, job.client, error=reason)
+    def failure(job: Job, reason: str, lost: bool = False) -> "Reply":
+        return Reply(job.run, job.round, job.client, error=reason, lost=lost)
 
 
 @dataclass(frozen=True)
@@ -87,6 +104,8 @@ class RoundRecord:
     cohort: tuple[int, ...]
     knobs: Mapping[str, Knobs]
     """by client number; one entry "*" when all clients share them"""
+    duals: Mapping[str, Mapping[str, float]]
+    """client number (or "*") -> resource -> the multiplier its knobs came from; {} without duals"""
     train_loss: float | None
     validation: Mapping[str, float] | None
     up_bytes: int
@@ -95,6 +114,8 @@ class RoundRecord:
     """accounting -> client number -> resource -> amount"""
     dropped: Mapping[str, str]
     """client number -> why its reply was not used"""
+    skipped: tuple[int, ...]
+    """clients that kept their update back because it would have changed little"""
     train_s: float
     """time spent waiting for replies"""
     evaluate_s: float

@@ -1,21 +1,30 @@
 """FedAvg (McMahan et al. 2017): clients train from the global model, the server adds the mean."""
 
+from collections.abc import Sequence
 from functools import partial
 
 from torch import Tensor
 
-from fedbudget.algorithms.algorithm import Algorithm, ClientState, LocalRun, Mean, ServerState
+from fedbudget.algorithms.algorithm import (
+    Algorithm,
+    ClientState,
+    LocalRun,
+    Mean,
+    Sent,
+    ServerState,
+    Term,
+)
 from fedbudget.algorithms.server import ServerOptimizer, plain
 
 
-def fedavg(server: ServerOptimizer | None = None) -> Algorithm:
-    """With a server optimiser it is FedAvgM, FedAdam or FedYogi."""
+def fedavg(server: ServerOptimizer | None = None, terms: Sequence[Term] = ()) -> Algorithm:
+    """With a server optimiser it is FedAvgM, FedAdam or FedYogi; with terms FedProx or penalised."""
     optimizer = server or plain()
     return Algorithm(
         partial(_init, server=optimizer),
         _send,
         _start,
-        _step,
+        partial(descend, terms=tuple(terms)),
         _finish,
         partial(_aggregate, server=optimizer),
     )
@@ -25,7 +34,7 @@ def _init(weights: Tensor, *, server: ServerOptimizer) -> ServerState:
     return {"weights": weights, **server.init(weights)}
 
 
-def _send(state: ServerState) -> tuple[Tensor, ...]:
+def _send(state: ServerState) -> Sent:
     return (state["weights"],)
 
 
@@ -33,19 +42,26 @@ def _start(run: LocalRun) -> None:
     pass
 
 
-def _step(run: LocalRun, lr: float) -> None:
+def descend(run: LocalRun, lr: float, *, terms: Sequence[Term]) -> None:
+    """One step of the local optimiser down the gradient and the terms."""
+    for term in terms:
+        term(run)
     for group in run.optimizer.param_groups:
         group["lr"] = lr
     run.optimizer.step()
 
 
-def _finish(run: LocalRun) -> tuple[tuple[Tensor, ...], ClientState]:
+def _finish(run: LocalRun) -> tuple[Sent, ClientState]:
     return (run.weights - run.received[0][run.part],), {}
 
 
 def _aggregate(state: ServerState, mean: Mean, *, server: ServerOptimizer) -> ServerState:
-    kept = {name: value for name, value in state.items() if name != "weights"}
-    step, kept_now = server.step(kept, mean.parts[0])
+    return {**state, **server_step(state, mean, server)}
+
+
+def server_step(state: ServerState, mean: Mean, server: ServerOptimizer) -> ServerState:
+    """The weights and the server optimiser's own state after the mean update."""
+    step, kept = server.step(state, mean.parts[0])
     for where in mean.statistics:
         step[where] = mean.parts[0][where]
-    return {"weights": state["weights"] + step, **kept_now}
+    return {"weights": state["weights"] + step, **kept}

@@ -55,7 +55,7 @@ def _zeros(weights: Tensor, *, names: tuple[str, ...]) -> Mapping[str, Tensor]:
 def _plain(
     state: Mapping[str, Tensor], mean: Tensor, *, lr: float
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
-    return (mean if lr == 1.0 else lr * mean), state
+    return (mean if lr == 1.0 else lr * mean), {}
 
 
 def _momentum(

@@ -4,7 +4,8 @@ import re
 from fractions import Fraction
 
 from fedbudget.codecs.codec import Codec
-from fedbudget.codecs.eden import eden1, eden1_6, eden2, eden4
+from fedbudget.codecs.eden import eden1, eden1_6, eden2, eden3, eden4
+from fedbudget.codecs.nothing import nothing
 from fedbudget.codecs.qsgd import qsgd2, qsgd4, qsgd8
 from fedbudget.codecs.raw import raw32, raw64
 from fedbudget.codecs.sign import sign
@@ -12,13 +13,13 @@ from fedbudget.codecs.sparse import topk
 from fedbudget.codecs.uniform import int8, uniform2, uniform4
 from fedbudget.errors import UserError
 
-_NAMED = {
+_DENSE = {
     "raw32": raw32,
-    "raw64": raw64,
     "int8": int8,
     "uniform4": uniform4,
     "uniform2": uniform2,
     "eden4": eden4,
+    "eden3": eden3,
     "eden2": eden2,
     "eden1.6": eden1_6,
     "eden1": eden1,
@@ -26,11 +27,16 @@ _NAMED = {
     "qsgd4": qsgd4,
     "qsgd2": qsgd2,
     "sign": sign,
+}
+_NAMED = {
+    **_DENSE,
+    "raw64": raw64,
+    "nothing": nothing,
     "topk1%": topk(Fraction(1)),
     "topk10%": topk(Fraction(10)),
 }
 CODECS = tuple(_NAMED)
-"""Names to choose from; any other percentage also names a top-k."""
+"""Names to choose from; any other percentage also names a top-k, alone or with a dense codec."""
 _NAME_BYTES = 16  # what a frame has room for
 
 
@@ -38,9 +44,12 @@ def named(name: str) -> Codec:
     """The codec a knob or a frame names."""
     if name in _NAMED:
         return _NAMED[name]
-    percent = re.fullmatch(r"topk(\d+(?:\.\d+)?)%", name, re.ASCII)
-    if percent and len(name) <= _NAME_BYTES and 0 < Fraction(percent[1]) <= 100:
-        return topk(Fraction(percent[1]))
+    parts = re.fullmatch(r"topk(\d+(?:\.\d+)?)%(?:\+(.+))?", name, re.ASCII)
+    if parts and len(name) <= _NAME_BYTES and 0 < Fraction(parts[1]) <= 100:
+        inner = _DENSE.get(parts[2] or "raw32")
+        if inner is not None:
+            return topk(Fraction(parts[1]), inner)
     raise UserError(
-        f"codec {name!r} is unknown; known are {', '.join(CODECS)}, and topkP% for 0 < P <= 100"
+        f"codec {name!r} is unknown; known are {', '.join(CODECS)}, topkP% for 0 < P <= 100, and "
+        f"topkP%+NAME, in at most {_NAME_BYTES} characters, where NAME is {', '.join(_DENSE)}"
     )

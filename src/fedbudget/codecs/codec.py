@@ -15,3 +15,5 @@ class Codec(NamedTuple):
     """(vector, seed) -> body"""
     decode: Callable[[memoryview, int, int], Tensor]
     """(body, number of elements, seed) -> vector; may raise ValueError, must check lengths first"""
+    size: Callable[[int], int] | None = None
+    """number of elements -> bytes of their body; None where that depends on what they are"""

@@ -13,7 +13,7 @@ at most sqrt(2 / n), so it mixes as well and nothing is padded.
 """
 
 import math
-from functools import cache, partial
+from functools import cache
 
 import numpy as np
 import torch
@@ -21,13 +21,14 @@ from numpy.random import Philox
 from torch import Tensor
 
 from fedbudget.codecs.codec import Codec
-from fedbudget.codecs.uniform import Bytes, Floats, Grid, decode, encode, pack, unpack
+from fedbudget.codecs.uniform import Bytes, Floats, Grid, blockwise, pack, unpack
 
 BLOCK = 2**14
 POSITIVE_LEVELS = {
     2: (0.7978845608028654,),
     3: (1.2240063619249615,),
     4: (0.45278003463649213, 1.5104176084990957),
+    8: (0.24509417894422167, 0.7560052812058773, 1.343909278505, 2.1519457045369874),
     16: (
         0.1283950298511473,
         0.3880482994902915,
@@ -92,16 +93,15 @@ def _turn(levels: Tensor, random: Philox) -> Tensor:
     return rotate(levels) * _signs(levels.shape, random)
 
 
-def _eden(levels: int, base: int, per: int) -> Codec:
+def _eden(levels: int, per: int, group: int = 1) -> Codec:
     above = POSITIVE_LEVELS[levels]
     zero = (0.0,) * (levels % 2)
-    grid = Grid((*(-v for v in reversed(above)), *zero, *above), base, per, BLOCK)
-    return Codec(
-        partial(encode, grid=grid, quantise=_quantise), partial(decode, grid=grid, turn=_turn)
-    )
+    grid = Grid((*(-v for v in reversed(above)), *zero, *above), levels, per, BLOCK, group)
+    return blockwise(grid, _quantise, _turn)
 
 
-eden4 = _eden(16, 16, 2)
-eden2 = _eden(4, 4, 4)
-eden1_6 = _eden(3, 3, 5)
-eden1 = _eden(2, 2, 8)
+eden4 = _eden(16, 2)
+eden3 = _eden(8, 8, 3)
+eden2 = _eden(4, 4)
+eden1_6 = _eden(3, 5)
+eden1 = _eden(2, 8)

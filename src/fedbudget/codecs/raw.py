@@ -15,12 +15,22 @@ def _encode(vector: Tensor, seed: int, *, kind: str) -> Buffer:
 
 
 def _decode(body: memoryview, count: int, seed: int, *, kind: str) -> Tensor:
-    if len(body) != count * np.dtype(kind).itemsize:
+    if len(body) != _size(count, kind=kind):
         raise ValueError(f"{len(body)} bytes do not hold {count} floats of type {kind}")
     values = np.frombuffer(body, dtype=kind)
     # torch warns of memory it must not write to, so bytes are copied and a bytearray is not
     return torch.from_numpy(values if values.flags.writeable else values.copy())
 
 
-raw32 = Codec(partial(_encode, kind="<f4"), partial(_decode, kind="<f4"))
-raw64 = Codec(partial(_encode, kind="<f8"), partial(_decode, kind="<f8"))
+def _size(count: int, *, kind: str) -> int:
+    return count * np.dtype(kind).itemsize
+
+
+def _raw(kind: str) -> Codec:
+    return Codec(
+        partial(_encode, kind=kind), partial(_decode, kind=kind), partial(_size, kind=kind)
+    )
+
+
+raw32 = _raw("<f4")
+raw64 = _raw("<f8")

@@ -4,14 +4,11 @@ Biased, and it needs error feedback to converge (Karimireddy et al. 2019, "Error
 signSGD"); the mean |x| is the scale with the least squared error.
 """
 
-from functools import partial
-
 import numpy as np
 from numpy.random import Philox
 from torch import Tensor
 
-from fedbudget.codecs.codec import Codec
-from fedbudget.codecs.uniform import Bytes, Floats, Grid, decode, encode, pack
+from fedbudget.codecs.uniform import Bytes, Floats, Grid, blockwise, pack
 
 
 def _quantise(x: Tensor, random: Philox, grid: Grid) -> tuple[Floats, Bytes]:
@@ -21,6 +18,4 @@ def _quantise(x: Tensor, random: Philox, grid: Grid) -> tuple[Floats, Bytes]:
     return scale, pack((values >= 0).view(np.uint8), grid)
 
 
-_GRID = Grid((-1.0, 1.0), 2, 8, 8192)
-
-sign = Codec(partial(encode, grid=_GRID, quantise=_quantise), partial(decode, grid=_GRID))
+sign = blockwise(Grid((-1.0, 1.0), 2, 8, 8192), _quantise)

@@ -1,6 +1,7 @@
-"""Top-k: the numbers of largest magnitude, as they are; the others are 0.
+"""Top-k: the numbers of largest magnitude, as they are or by another codec; the others are 0.
 
-What Deep Gradient Compression (Lin et al. 2018) sends. Biased, and meant for error feedback.
+What Deep Gradient Compression (Lin et al. 2018) sends; with the signs of the numbers only, Sparse
+Ternary Compression (Sattler et al. 2019). Biased, and meant for error feedback.
 k = ceil(d P / 100) follows from the codec's name, so it does not travel.
 
 Positions travel as a Rice code of the gaps between them, in the parts that NumPy can write and read
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedbudget.codecs.codec import Codec
+from fedbudget.codecs.raw import raw32
 from fedbudget.types import Buffer
 
 Places = NDArray[np.int64]
@@ -29,7 +31,7 @@ def kept(count: int, percent: Fraction) -> int:
     return math.ceil(count * percent / 100)
 
 
-def _encode(vector: Tensor, seed: int, *, percent: Fraction) -> Buffer:
+def _encode(vector: Tensor, seed: int, *, percent: Fraction, inner: Codec) -> Buffer:
     x = vector.detach().to(torch.float32).contiguous()
     if not bool(torch.isfinite(x).all()):
         raise ValueError("the vector to encode is not finite, or too large for float32")
@@ -37,12 +39,12 @@ def _encode(vector: Tensor, seed: int, *, percent: Fraction) -> Buffer:
     places = _largest(np.abs(x.numpy()), k)
     gaps: Places = np.diff(places, prepend=-1) - 1
     low = min(range((len(x) // k).bit_length() + 1), key=partial(_coded_bytes, gaps))
-    values = x.numpy()[places].astype("<f4", copy=False)
+    values = inner.encode(x[torch.from_numpy(places)], seed)
     low_bits = (gaps[:, None] >> np.arange(low)).astype(np.uint8) & 1  # (k, low)
     high = np.zeros(k + int((gaps >> low).sum()), np.uint8)
     high[np.cumsum((gaps >> low) + 1) - 1] = 1
     parts = (np.packbits(bits, bitorder="little") for bits in (low_bits, high))
-    return b"".join([bytes([low]), values.tobytes(), *(p.tobytes() for p in parts)])
+    return b"".join([bytes([low]), values, *(p.tobytes() for p in parts)])
 
 
 def _largest(sizes: NDArray[np.float32], k: int) -> Places:
@@ -57,10 +59,11 @@ def _coded_bytes(gaps: Places, low: int) -> int:
     return -(-low * len(gaps) // 8) + -(-(len(gaps) + int((gaps >> low).sum())) // 8)
 
 
-def _decode(body: memoryview, count: int, seed: int, *, percent: Fraction) -> Tensor:
+def _decode(body: memoryview, count: int, seed: int, *, percent: Fraction, inner: Codec) -> Tensor:
+    assert inner.size is not None
     k = kept(count, percent)
     low = body[0] if len(body) else 0
-    at_low = 1 + 4 * k
+    at_low = 1 + inner.size(k)
     at_high = at_low + -(-low * k // 8)
     longest = at_high + -(-(k + (count >> low)) // 8)
     if not (low < 32 and at_high < len(body) <= longest):
@@ -75,14 +78,19 @@ def _decode(body: memoryview, count: int, seed: int, *, percent: Fraction) -> Te
     places = np.cumsum(gaps + 1) - 1
     if places[-1] >= count:
         raise ValueError(f"position {places[-1]} of {count} numbers")
-    values = np.frombuffer(body[1:at_low], "<f4")
-    if not np.isfinite(values).all():
+    values = inner.decode(memoryview(bytearray(body[1:at_low])), k, seed)  # a copy is aligned
+    if not bool(torch.isfinite(values).all()):
         raise ValueError("a value is not finite")
-    out = np.zeros(count, np.float32)
-    out[places] = values
-    return torch.from_numpy(out)
+    out = torch.zeros(count)
+    out[torch.from_numpy(places)] = values
+    return out
 
 
-def topk(percent: Fraction) -> Codec:
-    """The largest `percent` of the numbers, 0 < percent <= 100."""
-    return Codec(partial(_encode, percent=percent), partial(_decode, percent=percent))
+def topk(percent: Fraction, inner: Codec = raw32) -> Codec:
+    """The largest `percent` of the numbers, 0 < percent <= 100, written by a codec of fixed size."""
+    if inner.size is None:
+        raise ValueError("a sparse codec inside a sparse one")
+    return Codec(
+        partial(_encode, percent=percent, inner=inner),
+        partial(_decode, percent=percent, inner=inner),
+    )

@@ -30,20 +30,28 @@ _CACHED = 2**17  # numbers treated at once: half a megabyte stays in a second-le
 
 
 class Grid(NamedTuple):
-    """Codes 0, 1, .. for `levels`; `per` of them in a byte as digits to `base`, lowest first."""
+    """Codes 0, 1, .. for `levels`; `per` of them in a group as digits to `base`, lowest first."""
 
     levels: tuple[float, ...]
     base: int
     per: int
     block: int
-    """numbers that share a scale; each block starts at a byte"""
+    """numbers that share a scale; each block starts a group"""
+    group: int = 1
+    """bytes of a group: 1, or 3 for codes of 3 bits"""
 
-    def size(self, count: int) -> tuple[int, int]:
-        """Number of blocks and bytes of a body of `count` numbers."""
+    def blocks(self, count: int) -> int:
+        return -(-count // self.block)
+
+    def code_bytes(self, n: int) -> int:
+        """Of the codes of a block of n numbers."""
+        return -(-n // self.per) * self.group
+
+    def body_bytes(self, count: int) -> int:
+        """Of the scales and codes of `count` numbers."""
         whole, rest = divmod(count, self.block)
-        codes = whole * -(-self.block // self.per) + -(-rest // self.per)
-        blocks = whole + (rest > 0)
-        return blocks, 4 * blocks + codes
+        codes = whole * self.code_bytes(self.block) + self.code_bytes(rest)
+        return 4 * self.blocks(count) + codes
 
     def pieces(self, count: int) -> Iterator[tuple[int, int]]:
         """(blocks, numbers in each) of the groups to treat at once; the last block may be short."""
@@ -64,8 +72,8 @@ Turn = Callable[[Tensor, Philox], Tensor]
 def encode(vector: Tensor, seed: int, *, grid: Grid, quantise: Quantise) -> Buffer:
     """Scales, then codes."""
     x = vector.detach().to(torch.float32).contiguous()  # (d,)
-    blocks, size = grid.size(len(x))
-    body = np.empty(size, np.uint8)
+    blocks = grid.blocks(len(x))
+    body = np.empty(grid.body_bytes(len(x)), np.uint8)
     scales = body[: 4 * blocks].view("<f4")
     random = Philox(key=seed)
     done, row, at = 0, 0, 4 * blocks
@@ -84,7 +92,7 @@ def decode(
     body: memoryview, count: int, seed: int, *, grid: Grid, turn: Turn | None = None
 ) -> Tensor:
     """Levels times scales, after `turn` where the codec has one."""
-    blocks, size = grid.size(count)
+    blocks, size = grid.blocks(count), grid.body_bytes(count)
     if len(body) != size:
         raise ValueError(f"a body of {len(body)} bytes; {count} numbers take {size}")
     data = np.frombuffer(body, np.uint8)
@@ -95,7 +103,7 @@ def decode(
     random = Philox(key=seed)
     done, row, at = 0, 0, 4 * blocks
     for rows, width in grid.pieces(count):
-        end = at + rows * -(-width // grid.per)
+        end = at + rows * grid.code_bytes(width)
         levels = unpack(data[at:end].reshape(rows, -1), width, grid)
         if not np.isfinite(levels.sum()):
             raise ValueError(f"a code is not one of {len(grid.levels)} levels")
@@ -108,31 +116,50 @@ def decode(
     return out
 
 
+def blockwise(grid: Grid, quantise: Quantise, turn: Turn | None = None) -> Codec:
+    """The codec that a grid and a choice of codes make."""
+    return Codec(
+        partial(encode, grid=grid, quantise=quantise),
+        partial(decode, grid=grid, turn=turn),
+        grid.body_bytes,
+    )
+
+
 def pack(codes: Bytes, grid: Grid) -> Bytes:
-    """Codes (blocks, n) as bytes (blocks, ceil(n / per)); digits after the last code are 0."""
+    """Codes (blocks, n) as bytes (blocks, code_bytes(n)); digits after the last code are 0."""
     if grid.per == 1:
         return codes
     if short := -codes.shape[1] % grid.per:
         codes = np.pad(codes, ((0, 0), (0, short)))
     digits = codes.reshape(len(codes), -1, grid.per)
-    packed: Bytes = digits[..., 0].copy()
+    number = "u1" if grid.group == 1 else "<u4"
+    packed = digits[..., 0].astype(number)
     for k in range(1, grid.per):
-        packed += digits[..., k] * np.uint8(grid.base**k)
-    return packed
+        packed += np.multiply(digits[..., k], grid.base**k, dtype=number)
+    octets = packed.view(np.uint8).reshape(*packed.shape, -1)  # (blocks, groups, 1 or 4)
+    return octets[..., : grid.group].reshape(len(codes), -1)
 
 
 def unpack(packed: Bytes, width: int, grid: Grid) -> Floats:
     """Levels (blocks, width) of packed codes; NaN for a code that has none."""
     rows = len(packed)
-    return _table(grid).take(packed, axis=0).reshape(rows, -1)[:, :width]
+    words = packed if grid.group == 1 else _halves(packed)
+    return _table(grid).take(words, axis=0).reshape(rows, -1)[:, :width]
+
+
+def _halves(packed: Bytes) -> NDArray[np.uint16]:
+    """Groups of three bytes as pairs of 12 bits: a table of all groups would fit no cache."""
+    low, middle, high = np.moveaxis(packed.reshape(len(packed), -1, 3).astype(np.uint16), -1, 0)
+    return np.stack([low | (middle & 15) << 8, middle >> 4 | high << 4], axis=-1)
 
 
 @cache
 def _table(grid: Grid) -> Floats:
-    """The levels in each byte, (256, per): looking bytes up is faster than taking them apart."""
-    byte = np.arange(256)[:, None]
-    digit = byte // grid.base ** np.arange(grid.per) % grid.base
-    known = (digit < len(grid.levels)) & (byte < grid.base**grid.per)
+    """The levels in each byte, or half of three bytes: faster than taking numbers apart."""
+    per, words = (grid.per, 2**8) if grid.group == 1 else (grid.per // 2, 2**12)
+    word = np.arange(words)[:, None]
+    digit = word // grid.base ** np.arange(per) % grid.base  # (words, per)
+    known = (digit < len(grid.levels)) & (word < grid.base**per)
     levels = np.array(grid.levels, np.float32)
     return np.where(known, levels[np.where(known, digit, 0)], np.float32(np.nan))
 
@@ -156,7 +183,7 @@ def uniform(bits: int, levels: int, block: int) -> Codec:
     """`levels` evenly spaced over [-max, max] of each block; an odd number has an exact 0."""
     spaced = tuple(2 * k / (levels - 1) - 1 for k in range(levels))
     grid = Grid(spaced, 2**bits, 8 // bits, block)
-    return Codec(partial(encode, grid=grid, quantise=stochastic), partial(decode, grid=grid))
+    return blockwise(grid, stochastic)
 
 
 int8 = uniform(8, 255, 4096)

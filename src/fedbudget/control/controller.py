@@ -1,6 +1,6 @@
 """What a controller is, and the one that never changes its mind."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -8,6 +8,10 @@ from fedbudget.types import Knobs, Reply
 
 ControlState = dict[str, Any]
 """plain JSON values, so that a checkpoint can hold it"""
+
+
+def no_duals(state: ControlState, client: int) -> Mapping[str, float]:
+    return {}
 
 
 class Controller(NamedTuple):
@@ -18,6 +22,8 @@ class Controller(NamedTuple):
     """(state, client) -> the client's knobs for this round"""
     update: Callable[[ControlState, Sequence[Reply]], ControlState]
     """(state, accepted replies) -> state"""
+    duals: Callable[[ControlState, int], Mapping[str, float]] = no_duals
+    """(state, client) -> resource -> the multiplier behind the client's knobs"""
 
 
 def fixed(knobs: Knobs) -> Controller:

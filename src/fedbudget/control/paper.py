@@ -55,6 +55,7 @@ class _Setup:
     codecs: Mapping[int, str] = field(default_factory=lambda: dict(CODECS))
     preserve_tokens: bool = True
     ema: float = 0.0
+    sparsify: bool = False
     start: Base | None = None
     """the working base of the first round, when it is not `base`"""
     adapt: Adapt = _unchanged
@@ -101,6 +102,7 @@ def dual_controller(
     codecs: Mapping[int, str] = CODECS,
     preserve_tokens: bool = True,
     ema: float = 0.0,
+    sparsify: bool = False,
 ) -> Controller:
     """CAFL-L algorithm 1: knobs = policy(duals); the duals rise with the cohort's mean usage.
 
@@ -121,6 +123,7 @@ def dual_controller(
             dict(codecs),
             preserve_tokens,
             ema,
+            sparsify,
         )
     )
 
@@ -133,14 +136,15 @@ def clamped(
     accounting: Accounting = "paper",
     thresholds: Sequence[Threshold] = THRESHOLDS,
     codecs: Mapping[int, str] = CODECS,
+    sparsify: bool = False,
 ) -> Controller:
     """What the authors' code does, which is in neither paper and is what gives their table 1.
 
     CAFL eqs 10-12 and a two-sided zone on usage smoothed with 0.5, and each round on top: above
     1.02 of any budget, base k <= 2, base s <= 30, base b = 8 and all duals x 1.2; below 0.90 of
     all, base k + 1, base s + 10 (at most 1.1 s0) and all duals x 0.85. s is never below 0.8 s0
-    and the physical batch is always 8. The learning rate is divided by `policies.lr_divisor`,
-    which is the caller's to do: it is not a knob.
+    and the physical batch is always 8. The learning rate is divided by the token
+    ratio: `stepsize.tokens`.
     """
     return _controller(
         _Setup(
@@ -153,6 +157,7 @@ def clamped(
             thresholds=tuple(thresholds),
             codecs=dict(codecs),
             ema=0.5,
+            sparsify=sparsify,
             start=base._replace(b=8),
             adapt=partial(_clamp, k_max=depth - 1, s_max=base.s * 11 // 10),
         )
@@ -169,7 +174,7 @@ def _clamp(base: Base, duals: Duals, *, k_max: int, s_max: int) -> tuple[Base, D
 
 
 def _controller(setup: _Setup) -> Controller:
-    return Controller(dict, partial(_knobs, setup), partial(_update, setup))
+    return Controller(dict, partial(_knobs, setup), partial(_update, setup), duals_of)
 
 
 def _knobs(setup: _Setup, state: ControlState, client: int) -> Knobs:
@@ -177,7 +182,13 @@ def _knobs(setup: _Setup, state: ControlState, client: int) -> Knobs:
     now = prices(duals)
     q = compression(now, setup.thresholds)
     return to_knobs(
-        setup.policy(now, base), q, setup.base, setup.depth, setup.codecs, setup.preserve_tokens
+        setup.policy(now, base),
+        q,
+        setup.base,
+        setup.depth,
+        setup.codecs,
+        setup.preserve_tokens,
+        setup.sparsify,
     )
 
 

@@ -87,7 +87,7 @@ class Search:
     """What the planner may choose from, whatever the model."""
 
     batches: tuple[int, ...] = (2, 4, 8, 16, 32)
-    codecs: tuple[str, ...] = ("raw32", "int8", "eden4", "eden2", "eden1.6", "eden1")
+    codecs: tuple[str, ...] = ("raw32", "int8", "eden4", "eden3", "eden2", "eden1.6", "eden1")
     least_steps: int = 10
     most_steps: int = 1000
     noise_scale: float = 16.0

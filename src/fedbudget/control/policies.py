@@ -128,12 +128,19 @@ def to_knobs(
     depth: int,
     codecs: Mapping[int, str] = CODECS,
     preserve_tokens: bool = True,
+    sparsify: bool = False,
 ) -> Knobs:
     """The papers' setting as ours. Our top group is norm and head, so layers = k + 1 <= depth."""
+    codec = codecs[q]
     return Knobs(
         layers=min(setting.k + 1, depth),
         steps=setting.s,
         batch=setting.b,
         accumulate=accumulation(target, setting.s, setting.b) if preserve_tokens else 1,
-        codec=codecs[q],
+        codec=f"topk{sparsity(setting.k)}%+{codec}" if sparsify else codec,
     )
+
+
+def sparsity(k: int) -> int:
+    """Percentage of the numbers that the authors' code counts as sent."""
+    return 80 if k > 2 else 60

@@ -7,7 +7,7 @@ data in shared memory. Jobs and replies cross pipes as JSON and raw bytes, never
 import json
 import signal
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -19,10 +19,17 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fedbudget.algorithms.algorithm import ClientState
 from fedbudget.codecs import frame
 from fedbudget.codecs.frame import Packed
-from fedbudget.engines.engine import Engine, Host, describe, metrics, validation_batches
+from fedbudget.engines.engine import (
+    Agents,
+    Engine,
+    Host,
+    Versions,
+    describe,
+    metrics,
+    validation_batches,
+)
 from fedbudget.errors import UserError
 from fedbudget.plan import Plan
 from fedbudget.task import Score
@@ -35,18 +42,20 @@ def embedded(plan: Plan, workers: int = 1) -> Engine:
     return InProcess(plan) if workers <= 1 else Workers(plan, workers)
 
 
-class InProcess:
+class InProcess(Agents):
     """Clients one after another."""
 
     def __init__(self, plan: Plan) -> None:
+        self.plan = plan
         self.host = Host(plan)
-        self.states: dict[int, ClientState] = {}
+        self.states: MutableMapping[int, Versions] = {}
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Reply]:
         for job in jobs:
             with one_thread():
-                reply, state = self.host.train(job, self.states.get(job.client, {}))
-            self.states[job.client] = state
+                reply, kept = self.host.train(job, self.states.get(job.client, {}))
+            if kept:
+                self.states[job.client] = kept
             yield reply
 
     def evaluate(self, weights: Tensor) -> dict[str, float] | None:
@@ -72,12 +81,12 @@ class _Worker:
     """what it was sent last, so that a broadcast crosses its pipe once"""
 
 
-class Workers:
+class Workers(Agents):
     """Clients spread over processes; whoever is free takes the next job."""
 
     def __init__(self, plan: Plan, workers: int) -> None:
         self.plan = plan
-        self.states: dict[int, ClientState] = {}
+        self.states: MutableMapping[int, Versions] = {}
         self.batches = validation_batches(plan)
         self.workers: list[_Worker] = []
         try:
@@ -122,7 +131,9 @@ class Workers:
                 job = worker.job
                 assert job is not None
                 try:
-                    reply, self.states[job.client] = _receive(worker.pipe)
+                    reply, kept = _receive(worker.pipe)
+                    if kept:
+                        self.states[job.client] = kept
                     worker.job = None
                 except (EOFError, OSError):
                     self.workers[i] = self._replace(worker)
@@ -169,7 +180,7 @@ class Workers:
         header = {"op": "train", "job": job.header(), "fresh": fresh, "state": bool(state)}
         _send(worker.pipe, header, *([frame.to_bytes(job.payload)] if fresh else []))
         if state:
-            worker.pipe.send_bytes(save(dict(state)))
+            worker.pipe.send_bytes(_pack(state))
         worker.payload = job.payload
 
     def _replace(self, worker: _Worker) -> _Worker:
@@ -215,11 +226,23 @@ def _send(pipe: Connection, header: dict[str, Any], *bodies: Buffer) -> None:
         pipe.send_bytes(body)
 
 
-def _receive(pipe: Connection) -> tuple[Reply, ClientState]:
+def _receive(pipe: Connection) -> tuple[Reply, Versions]:
     header = json.loads(pipe.recv_bytes())
     payload = frame.from_bytes(pipe.recv_bytes()) if header["payload"] else None
-    state = load(pipe.recv_bytes()) if header["state"] else {}
-    return Reply.from_header(header["reply"], payload), state
+    kept = _unpack(pipe.recv_bytes()) if header["state"] else {}
+    return Reply.from_header(header["reply"], payload), kept
+
+
+def _pack(versions: Versions) -> bytes:
+    return save({f"{r}/{name}": t for r, state in versions.items() for name, t in state.items()})
+
+
+def _unpack(body: bytes) -> Versions:
+    versions: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in load(body).items():
+        round, _, name = key.partition("/")
+        versions.setdefault(int(round), {})[name] = tensor
+    return versions
 
 
 def _work(pipe: Connection, plan: Plan) -> None:
@@ -243,7 +266,7 @@ def _work(pipe: Connection, plan: Plan) -> None:
                 payload = frame.from_bytes(bytearray(pipe.recv_bytes()))
             assert payload is not None
             job = Job.from_header(header["job"], payload)
-            kept = load(pipe.recv_bytes()) if header["state"] else {}
+            kept = _unpack(pipe.recv_bytes()) if header["state"] else {}
             reply, state = host.train(job, kept)
             answer = {
                 "reply": reply.header(),
@@ -253,7 +276,7 @@ def _work(pipe: Connection, plan: Plan) -> None:
             body = [frame.to_bytes(reply.payload)] if reply.payload is not None else []
             _send(pipe, answer, *body)
             if state:
-                pipe.send_bytes(save(dict(state)))
+                pipe.send_bytes(_pack(state))
         except (EOFError, OSError):
             return
 

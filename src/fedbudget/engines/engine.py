@@ -1,28 +1,47 @@
 """What an engine is, and the device side that the embedded engines share."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from functools import cached_property, partial
 from typing import Protocol, Self
 
 from torch import Tensor
 
-from fedbudget.algorithms.algorithm import ClientState
+from fedbudget.algorithms.algorithm import ClientState, Sent
 from fedbudget.client import Agent, train_client
 from fedbudget.data.examples import Numbers, in_order
+from fedbudget.engines import assess
+from fedbudget.errors import StateLostError
+from fedbudget.models.flat import FlatModel
 from fedbudget.plan import Plan
 from fedbudget.task import Score, evaluate_batch
-from fedbudget.types import Job, Reply
+from fedbudget.threads import one_thread
+from fedbudget.types import Ack, Job, Reply
+
+Versions = Mapping[int, ClientState]
+"""round -> what a client kept after it: the state that the server's last Ack names, and a newer one
+that the server may not have used"""
 
 
 class Engine(Protocol):
     """Runs jobs in any order; a failure is a Reply too. Client state stays on this side."""
 
-    states: dict[int, ClientState]
+    states: MutableMapping[int, Versions]
     """what clients keep from round to round; a checkpoint holds it, no algorithm's server sees it"""
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Reply]: ...
 
     def evaluate(self, weights: Tensor) -> dict[str, float] | None: ...
+
+    def assess(self, sent: Sent, acks: Mapping[int, Ack]) -> dict[str, float]:
+        """Objective and infeasibility, for a plan with constraint sets."""
+        ...
+
+    def final(
+        self, sent: Sent, acks: Mapping[int, Ack]
+    ) -> tuple[dict[str, float], Iterator[tuple[int, Tensor]]]:
+        """The agents' own models when a run with constraint sets ends, and their figures."""
+        ...
 
     def __enter__(self) -> Self: ...
 
@@ -42,13 +61,23 @@ class Host:
         self.model = plan.build_model()
         self.batches = validation_batches(plan)
 
-    def train(self, job: Job, state: ClientState) -> tuple[Reply, ClientState]:
+    def train(self, job: Job, versions: Versions) -> tuple[Reply, Versions]:
         plan = self.plan
+        valid = job.ack.round if job.ack else 0
+        state = versions.get(valid, {})
         try:
-            agent = Agent(self.model, plan.clients[job.client], plan.task, plan.recipe, plan.meter)
-            return train_client(job, agent, plan.algorithm, state)
+            agent = Agent(
+                self.model,
+                plan.clients[job.client],
+                plan.task,
+                plan.recipe,
+                plan.meter,
+                plan.constraints[job.client].project if plan.constraints else None,
+            )
+            reply, new = train_client(job, agent, plan.algorithm, state)
         except Exception as error:  # whatever a client's model or data raises, the round goes on
-            return Reply.failure(job, describe(error)), state
+            return Reply.failure(job, describe(error), isinstance(error, StateLostError)), versions
+        return reply, {r: s for r, s in ((valid, state), (job.round, new)) if s}
 
     def score(self, weights: Tensor, batches: Iterable[int]) -> list[Score]:
         """Score some of the validation batches."""
@@ -61,6 +90,31 @@ class Host:
             )
             for i in batches
         ]
+
+
+class Agents:
+    """The part of an embedded engine that looks at all agents' own models."""
+
+    plan: Plan
+    states: MutableMapping[int, Versions]
+
+    @cached_property
+    def _model(self) -> FlatModel:
+        return self.plan.build_model()
+
+    def assess(self, sent: Sent, acks: Mapping[int, Ack]) -> dict[str, float]:
+        with one_thread():
+            return assess.assess(self.plan, self._model, sent, acks, partial(self._valid, acks))
+
+    def final(
+        self, sent: Sent, acks: Mapping[int, Ack]
+    ) -> tuple[dict[str, float], Iterator[tuple[int, Tensor]]]:
+        with one_thread():
+            return assess.final(self.plan, self._model, sent, acks, partial(self._valid, acks))
+
+    def _valid(self, acks: Mapping[int, Ack], client: int) -> ClientState:
+        ack = acks.get(client)
+        return self.states.get(client, {}).get(ack.round, {}) if ack else {}
 
 
 def describe(error: BaseException) -> str:

@@ -27,11 +27,16 @@ class Costs:
     layout: Layout
     sizes: tuple[int, ...] | None
     """parameters of each layer group of a GPT, where the papers' proxies apply"""
+    vectors: int = 1
+    """how many an algorithm sends, each way"""
+    down_codec: str = ""
+    """how the model travels down; "" as it is"""
 
     def forecast(self, knobs: Knobs) -> dict[str, float]:
-        """Counted usage to expect: bytes are those of a frame with these knobs."""
-        up = frame_bytes(self.layout, knobs.layers, knobs.codec)
-        down = frame_bytes(self.layout, self.layout.depth, self.layout.raw)
+        """Counted usage to expect: bytes are those of a frame with these knobs, all layers down."""
+        down_codec = self.down_codec or self.layout.raw
+        up = frame_bytes(self.layout, knobs.layers, knobs.codec, self.vectors)
+        down = frame_bytes(self.layout, self.layout.depth, down_codec, self.vectors)
         return counted.usage(self.shape, self.device, knobs, up, down)
 
     def paper(self, knobs: Knobs) -> dict[str, float]:
@@ -41,7 +46,7 @@ class Costs:
     def meter(self, knobs: Knobs, up_bytes: int, down_bytes: int) -> Mapping[str, dict[str, float]]:
         """What a client reports: each accounting on its own."""
         found = {"counted": counted.usage(self.shape, self.device, knobs, up_bytes, down_bytes)}
-        if self.sizes is not None and knobs.codec in proxies.LEVELS:
+        if self.sizes is not None and proxies.level(knobs.codec) is not None:
             found["paper"] = self.paper(knobs)
         return found
 
@@ -51,22 +56,31 @@ class Costs:
 
 
 def costs(
-    model: FlatModel, task: Task, examples: Examples, optimizer: str, device: Device, gpt: bool
+    model: FlatModel,
+    task: Task,
+    examples: Examples,
+    optimizer: str,
+    device: Device,
+    gpt: bool,
+    vectors: int = 1,
+    down_codec: str = "",
 ) -> Costs:
     """Count a model's work; `gpt` says that the papers' proxies apply to it."""
     with one_thread(), seeds.torch_seeded(0, 0, seeds.SERVER, "costs"):
         shape = counted.measure(model, task, examples, optimizer)
     sizes = proxies.group_sizes(model.layout) if gpt else None
-    return Costs(shape, device, model.layout, sizes)
+    return Costs(shape, device, model.layout, sizes, vectors, down_codec)
 
 
 @lru_cache(maxsize=1024)
-def frame_bytes(layout: Layout, layers: int, codec: str) -> int:
+def frame_bytes(layout: Layout, layers: int, codec: str, vectors: int = 1) -> int:
     """Length of a frame, found by encoding one: no formula to keep in step with a codec."""
     part = layout.top(layers)
     vector = _gaussian(part.stop - part.start)
     about = {"run": 0, "round": 0, "client": 0, "seed": 0}
-    packed = frame.pack([vector], layout, **about, codec=codec, first=layout.depth - layers)
+    packed = frame.pack(
+        [vector] * vectors, layout, **about, codec=codec, first=layout.depth - layers
+    )
     return len(packed)
 
 

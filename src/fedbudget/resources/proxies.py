@@ -125,8 +125,18 @@ def of_knobs(
     levels: Mapping[str, int] = LEVELS,
 ) -> Usage:
     """A proxy of our knobs: the papers count blocks, so k = layers - 1; G is left out (above)."""
-    if knobs.codec not in levels:
+    q = level(knobs.codec, levels)
+    if q is None:
         raise UserError(
             f"the papers' proxies know no codec {knobs.codec!r}; they know {', '.join(levels)}"
         )
-    return proxy(sizes, knobs.layers - 1, knobs.steps, knobs.batch, levels[knobs.codec])
+    return proxy(sizes, knobs.layers - 1, knobs.steps, knobs.batch, q)
+
+
+def level(codec: str, levels: Mapping[str, int] = LEVELS) -> int | None:
+    """q of a codec; the proxies have a sparsity factor of their own, so a top fraction is left out.
+
+    >>> level("topk60%+eden2"), level("sign")
+    (2, None)
+    """
+    return levels.get(codec.rpartition("+")[2])

@@ -1,0 +1,224 @@
+"""The tables of a config file; every key with its meaning."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+
+class Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Data(Table):
+    source: str = Field(
+        "tinyshakespeare",
+        description="tinyshakespeare, mnist, cifar10, topics (Python's help texts), text (your own "
+        "file or folder of .txt files: set path), hf:NAME (Hugging Face), or package.module:function",
+    )
+    path: str = Field("", description="file or folder to read instead of searching for it")
+    columns: list[str] = Field(
+        ["text"], description="hf: the text column, or the input and the label column"
+    )
+    key: str = Field("", description="hf: the column that says whose a row is, for partition = key")
+    clients: int = Field(16, ge=1, description="number of clients (partition = key finds its own)")
+    partition: Literal["contiguous", "iid", "dirichlet", "shards", "key"] = Field(
+        "contiguous",
+        description="contiguous (texts), iid, dirichlet or shards (labelled data), key (one client "
+        "a file or key)",
+    )
+    overlap: int = Field(48, ge=0, description="contiguous: tokens a shard reaches into the next")
+    alpha: float = Field(0.3, gt=0, description="dirichlet: small is very uneven")
+    shards_per_client: int = Field(2, ge=1, description="shards: label shards each client gets")
+    validation: float = Field(
+        0.1,
+        gt=0,
+        lt=1,
+        description="share held out at the end of a text; labelled data has a test set",
+    )
+
+
+class Model(Table):
+    kind: str = Field("gpt", description="gpt, softmax, cnn, or package.module:function")
+    size: str = Field(
+        "2x128", description="gpt: layers x width; the papers' are 2x128, 6x256, 8x128"
+    )
+    heads: int = Field(0, ge=0, description="gpt: attention heads; 0 = width / 32")
+    context: int = Field(128, ge=2, description="gpt: tokens a window holds")
+    dropout: float = Field(0.0, ge=0, lt=1, description="gpt: dropout")
+    layers: list[str] = Field(
+        [], description="name prefixes of the layer groups, bottom first; empty finds them"
+    )
+
+
+class Train(Table):
+    cohort: int = Field(6, ge=1, description="clients per round")
+    steps: int = Field(60, ge=1, description="optimiser steps of a local run")
+    batch: int = Field(16, ge=1, description="examples of a micro-batch")
+    accumulate: int = Field(1, ge=1, description="micro-batches per optimiser step")
+    layers: int = Field(0, ge=0, description="layer groups that train, from the top; 0 = all")
+    optimizer: Literal["adamw", "sgd"] = Field("adamw", description="local optimiser: adamw, sgd")
+    lr: float = Field(1e-3, gt=0, description="step size")
+    weight_decay: float = Field(0.0, ge=0, description="weight decay")
+    betas: tuple[float, float] = Field((0.9, 0.999), description="adamw: decay of the two moments")
+    momentum: float = Field(0.0, ge=0, lt=1, description="sgd: momentum")
+    mu: float = Field(0.01, ge=0, description="fedprox: weight of the proximal term")
+    clip: float = Field(0.0, ge=0, description="largest gradient norm; 0 = no clipping")
+    warmup: float = Field(0.0, ge=0, lt=1, description="share of a local run with rising step size")
+    schedule: Literal["constant", "cosine"] = Field(
+        "constant", description="step size within a local run: constant, cosine"
+    )
+    round_schedule: Literal["constant", "cosine"] = Field(
+        "constant", description="step size over the rounds: constant, cosine"
+    )
+    lr_rule: Literal["constant", "square-root", "linear", "tokens"] = Field(
+        "constant",
+        description="step size against the effective batch of the base knobs: constant, "
+        "square-root, linear; tokens divides it by the samples over their target (CAFL-L's code)",
+    )
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="in the training loss only")
+    drop: float = Field(
+        0.0, ge=0, lt=1, description="share of each cohort that drops out of its round, at random"
+    )
+    server: Literal["mean", "momentum", "adam", "yogi"] = Field(
+        "mean", description="what the server makes of the mean update: mean, momentum, adam, yogi"
+    )
+    server_lr: float = Field(1.0, gt=0, description="server step size")
+    server_momentum: float = Field(
+        0.5, ge=0, lt=1, description="momentum: how much of the last step"
+    )
+    weighting: Literal["uniform", "examples"] = Field(
+        "uniform", description="mean of the updates: uniform (the papers), examples"
+    )
+    evaluate_every: int = Field(1, ge=1, description="rounds between evaluations")
+
+    @field_validator("betas", mode="before")
+    @classmethod
+    def _pair(cls, value: Any) -> Any:
+        pair = tuple(value) if isinstance(value, list) else value
+        if not (
+            isinstance(pair, tuple)
+            and len(pair) == 2
+            and all(isinstance(b, int | float) and 0 <= b < 1 for b in pair)
+        ):
+            raise ValueError("it must be two numbers from 0 to below 1, such as [0.9, 0.999]")
+        return tuple(map(float, pair))
+
+
+class Budget(BaseModel):
+    """Per client and round; any resource that is counted may be named.
+
+    A list gives a limit for each device class; client i is of class i modulo their number.
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+    __pydantic_extra__: dict[str, str | float | int | list[str | float | int]]
+
+    device: str = Field(
+        "raspberry-pi-5", description="device profile that turns work into joules and degrees"
+    )
+    accounting: Literal["counted", "paper"] = Field(
+        "counted", description="which usage the budgets are about: counted, paper (the proxies)"
+    )
+
+    @property
+    def classes(self) -> list[dict[str, str | float]]:
+        """The limits of each device class, as they were written; one class without lists."""
+        given = self.__pydantic_extra__ or {}
+        lengths = {len(v) for v in given.values() if isinstance(v, list)}
+        if len(lengths) > 1 or 0 in lengths:
+            raise ValueError(
+                "budget: lists have one limit for each device class, so all must be equally long; "
+                f"they have {', '.join(map(str, sorted(lengths)))}"
+            )
+        number = next(iter(lengths), 1)
+        return [
+            {r: v[i] if isinstance(v, list) else v for r, v in given.items()}
+            for i in range(number if given else 0)
+        ]
+
+
+class Control(Table):
+    controller: Literal["fixed", "planner", "cafl-l", "cafl", "clamped"] = Field(
+        "fixed", description="fixed, planner, cafl-l, cafl, clamped (the CAFL-L authors' code)"
+    )
+    noise_scale: float = Field(16.0, gt=0, description="planner: gradient noise scale, in examples")
+    batches: list[int] = Field([2, 4, 8, 16, 32], description="planner: batch sizes to choose from")
+    codecs: list[str] = Field(
+        ["raw32", "int8", "eden4", "eden3", "eden2", "eden1.6", "eden1"],
+        description="planner: codecs to choose from",
+    )
+    least_steps: int = Field(10, ge=1, description="planner: fewest local steps")
+    most_steps: int = Field(1000, ge=1, description="planner: most local steps")
+    eta: float = Field(0.01, gt=0, description="duals: step size")
+    rule: Literal["ascent", "nupi", "augmented", "barrier"] = Field(
+        "ascent", description="duals: ascent (with a dead zone), nupi, augmented, barrier"
+    )
+    zone: Literal["one-sided", "two-sided"] = Field(
+        "one-sided", description="duals: one-sided (CAFL eq. 9), two-sided (the authors' code)"
+    )
+    epsilon: float = Field(0.05, ge=0, lt=1, description="duals: half-width of the dead zone")
+    ema: float = Field(0.0, ge=0, lt=1, description="duals: weight of the past in smoothed usage")
+    sparsify: bool = Field(
+        False,
+        description="cafl-l, cafl, clamped: send the top 80% (k > 2) or 60% of the numbers only, "
+        "the papers' sparsity factor",
+    )
+    preserve_tokens: bool = Field(
+        True, description="cafl-l, cafl: accumulate micro-batches to keep the samples (eq. 8)"
+    )
+
+
+class CodecTable(Table):
+    name: str = Field("raw32", description="how updates travel where no controller decides")
+    feedback: Literal["none", "error", "momentum"] = Field(
+        "none",
+        description="what a client keeps of a lossy code: none, error (feedback), momentum (DGC)",
+    )
+    momentum: float = Field(0.9, ge=0, lt=1, description="feedback = momentum: its decay")
+    skip: float = Field(
+        0.0,
+        ge=0,
+        description="keep an update back when it is below this share of how far the model moved in "
+        "a round (LAG); needs feedback; 0 sends all",
+    )
+    down: str = Field("raw32", description="how the model travels down")
+    changed_only: bool = Field(
+        False, description="send down only the layer groups that changed since the client saw them"
+    )
+
+
+class Constraints(Table):
+    """Each agent's private set: of one kind, with radii spread evenly over the agents."""
+
+    set: str = Field(
+        "l1",
+        description="l1, l2, linf, simplex, nonnegative, box, topk, or package.module:function of "
+        "(this table, agent number) that returns a set",
+    )
+    radius: float | tuple[float, float] = Field(
+        1.0, description="of the ball, or the size of the simplex; [first, last] spreads it"
+    )
+    low: float = Field(0.0, description="box: lower bound")
+    high: float = Field(1.0, description="box: upper bound")
+    keep: int = Field(1, ge=1, description="topk: how many numbers may differ from 0")
+    layers: list[str] = Field([], description="name prefixes of tensors it holds for; empty = all")
+    rho: float = Field(1.0, ge=0, description="weight of the penalty")
+    schedule: Literal["constant", "growing", "horizon"] = Field(
+        "growing", description="rho over rounds: constant, growing (sqrt(r+1)), horizon (sqrt(R))"
+    )
+    sigma: float = Field(0.0, ge=0, description="pc-fedavg: pull of an agent's model to the mean")
+    projected: bool = Field(
+        False, description="pc-fedavg: project the own model at every step, without penalty"
+    )
+    final_projection: bool = Field(
+        False, description="project each agent's model onto its set when the run ends"
+    )
+    safe_step: float = Field(
+        1.5, ge=0, lt=2, description="keep step size x penalty's curvature below this; 0 = do not"
+    )
+    save_personal: bool = Field(True, description="write each agent's own model")
+
+    @field_validator("radius", mode="before")
+    @classmethod
+    def _ends(cls, value: Any) -> Any:
+        return tuple(map(float, value)) if isinstance(value, list) and len(value) == 2 else value
