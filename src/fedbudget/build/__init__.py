@@ -1,0 +1,153 @@
+"""Config -> Plan: the only place where a name becomes an object."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from torch import nn
+
+from fedbudget import seeds
+from fedbudget.build.algorithms import (
+    CONSTRAINED,
+    TWO_VECTORS,
+    algorithm,
+    lr_cap,
+    step_rule,
+    step_warning,
+)
+from fedbudget.build.controllers import controller, search
+from fedbudget.build.materials import data_and_model
+from fedbudget.build.sets import constraint_sets
+from fedbudget.client import Recipe
+from fedbudget.codecs import named
+from fedbudget.config import Config
+from fedbudget.control.planner import Grid, Progress
+from fedbudget.data.examples import Examples
+from fedbudget.errors import UserError
+from fedbudget.models.flat import FlatModel, Layout
+from fedbudget.plan import Plan
+from fedbudget.resources import devices
+from fedbudget.resources.budget import read, resolve
+from fedbudget.resources.costs import Costs, costs
+from fedbudget.task import Task, classify
+from fedbudget.types import Knobs
+from fedbudget.uplink import Uplink
+
+
+class Prepared(NamedTuple):
+    """Data, model and what they cost, before anything is decided."""
+
+    clients: Sequence[Examples]
+    validation: Examples
+    make_model: Callable[[], nn.Module]
+    layout: Layout
+    base: Knobs
+    task: Task
+    known: Costs | None
+    """None for a model of the user's own that has no budget to keep"""
+    limits: list[dict[str, float]]
+
+
+def prepare(config: Config) -> Prepared:
+    """Read the data and check that everything fits together."""
+    clients, validation, make_model = data_and_model(config)
+    train = config.train
+    if train.cohort > len(clients):
+        raise UserError(f"train.cohort = {train.cohort}, but there are {len(clients)} clients")
+    with seeds.torch_seeded(config.seed, 0, seeds.SERVER, "init"):
+        model = FlatModel(make_model(), tuple(config.model.layers) or None)
+    depth = model.layout.depth
+    if train.layers > depth:
+        raise UserError(f"train.layers = {train.layers}, but the model has {depth} layer groups")
+    named(config.codec.name)
+    named(config.codec.down)
+    codec = model.layout.raw if config.codec.name == "raw32" else config.codec.name
+    base = Knobs(train.layers or depth, train.steps, train.batch, train.accumulate, codec)
+    task = classify(train.label_smoothing)
+    known: Costs | None = None
+    limits: list[dict[str, float]] = []
+    if config.budget.classes or ":" not in config.model.kind:
+        device = devices.named(config.budget.device)
+        gpt = config.model.kind == "gpt"
+        vectors = 2 if config.algorithm in TWO_VECTORS else 1
+        down = "" if config.codec.down == "raw32" else config.codec.down
+        known = costs(model, task, clients[0], train.optimizer, device, gpt, vectors, down)
+        limits = budgets(config, known, base)
+    return Prepared(clients, validation, make_model, model.layout, base, task, known, limits)
+
+
+def build(config: Config) -> Plan:
+    """Name every part of a run."""
+    ready = prepare(config)
+    train, agents = config.train, len(ready.clients)
+    constrained = config.algorithm in CONSTRAINED
+    warning = step_warning(config, [ready.clients[i] for i in range(min(agents, 8))], agents)
+    return Plan(
+        name=config.name,
+        seed=config.seed,
+        rounds=config.rounds,
+        cohort=train.cohort,
+        model=ready.make_model,
+        clients=ready.clients,
+        validation=ready.validation,
+        algorithm=algorithm(config, agents),
+        controller=controller(
+            config, ready.base, ready.known, ready.limits, ready.layout.depth, agents
+        ),
+        task=ready.task,
+        lr=train.lr,
+        recipe=Recipe(
+            train.optimizer,
+            train.weight_decay,
+            train.betas,
+            train.momentum,
+            train.clip,
+            train.warmup,
+            train.schedule,
+            Uplink(config.codec.feedback, config.codec.momentum, config.codec.skip),
+            keeps_model=config.codec.changed_only or config.codec.skip > 0,
+        ),
+        meter=ready.known.meter if ready.known else None,
+        budgets={config.budget.accounting: ready.limits} if ready.limits else {},
+        round_schedule=train.round_schedule,
+        weighting=train.weighting,
+        drop=train.drop,
+        layers=tuple(config.model.layers) or None,
+        down_codec="" if config.codec.down == "raw32" else config.codec.down,
+        changed_only=config.codec.changed_only,
+        step_rule=step_rule(train.lr_rule, ready.base),
+        lr_cap=lr_cap(config, agents),
+        constraints=constraint_sets(config, ready.layout, agents) if constrained else None,
+        final_projection=config.constraints.final_projection,
+        warnings=(warning,) if warning else (),
+        evaluate_every=train.evaluate_every,
+    )
+
+
+def build_search(config: Config) -> tuple[Costs, Grid, Progress, list[dict[str, float]]]:
+    """What the planner chooses from, for `fedbudget plan`."""
+    ready = prepare(config)
+    if not ready.limits or ready.known is None:
+        raise UserError("plan: the config names no budget; add some to [budget]")
+    return ready.known, *search(config, ready.known), ready.limits
+
+
+def budgets(config: Config, known: Costs, base: Knobs) -> list[dict[str, float]]:
+    """Each device class's budgets as numbers; shares are of the base knobs' usage, sent as is."""
+    if not config.budget.classes:
+        return []
+    plain = replace(base, codec=known.layout.raw)
+    if config.budget.accounting == "paper":
+        if known.sizes is None:
+            raise UserError("budget.accounting = 'paper': the papers' proxies are for GPTs only")
+        reference = known.paper(plain)
+    else:
+        reference = known.forecast(plain)
+    ambient = known.device.ambient_c
+    return [resolve(read(table), reference, ambient) for table in config.budget.classes]
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

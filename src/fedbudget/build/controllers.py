@@ -1,0 +1,85 @@
+"""The controller that a config names."""
+
+from functools import partial
+
+from fedbudget.config import Config
+from fedbudget.control.controller import Controller, fixed
+from fedbudget.control.deadzones import one_sided, two_sided
+from fedbudget.control.duals import Rule, ascent, augmented_lagrangian, log_barrier, nupi
+from fedbudget.control.paper import clamped, dual_controller
+from fedbudget.control.planner import Grid, Progress, Search, planner
+from fedbudget.control.policies import Base, cafl, cafl_l
+from fedbudget.errors import UserError
+from fedbudget.resources.budget import of_client
+from fedbudget.resources.costs import Costs
+from fedbudget.types import Knobs
+
+
+def search(config: Config, known: Costs) -> tuple[Grid, Progress]:
+    control = config.control
+    wide = Search(
+        tuple(control.batches),
+        tuple(control.codecs),
+        control.least_steps,
+        control.most_steps,
+        control.noise_scale,
+    )
+    return wide.over(known, config.train.layers or known.layout.depth, config.train.cohort)
+
+
+def controller(
+    config: Config,
+    knobs: Knobs,
+    known: Costs | None,
+    limits: list[dict[str, float]],
+    depth: int,
+    clients: int,
+) -> Controller:
+    """`knobs` are the base ones, `limits` those of each device class."""
+    control = config.control
+    if control.controller == "fixed" or known is None:
+        return fixed(knobs)
+    base = Base(knobs.layers - 1, knobs.steps, knobs.batch)
+    accounting = config.budget.accounting
+    match control.controller:
+        case "planner":
+            return planner(known.forecast, *search(config, known), limits)
+        case "clamped" if len(limits) > 1:
+            raise UserError("control.controller = 'clamped' knows one device class only")
+        case "clamped":
+            return clamped(
+                base,
+                depth,
+                limits[0],
+                accounting=accounting,
+                sparsify=control.sparsify,
+            )
+        case name:
+            own = {c: of_client(limits, c) for c in range(clients)}
+            return dual_controller(
+                base,
+                depth,
+                limits[0],
+                cafl_l if name == "cafl-l" else cafl,
+                _rule(config),
+                accounting=accounting,
+                per="client" if len(limits) > 1 else "cohort",
+                per_client=own if len(limits) > 1 else None,
+                preserve_tokens=control.preserve_tokens,
+                ema=control.ema,
+                sparsify=control.sparsify,
+            )
+
+
+def _rule(config: Config) -> Rule:
+    control = config.control
+    zones = {"one-sided": one_sided, "two-sided": two_sided}
+    match control.rule:
+        case "nupi":
+            return nupi(control.eta)
+        case "augmented":
+            return augmented_lagrangian(control.eta)
+        case "barrier":
+            return log_barrier(control.eta)
+        case _:
+            return ascent(control.eta, partial(zones[control.zone], eps=control.epsilon))

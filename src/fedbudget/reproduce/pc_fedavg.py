@@ -1,0 +1,375 @@
+"""PC-FedAvg: the paper's figures 1-4, and what it lacks.
+
+Each method is trained at the same penalties and the same step sizes; a point is one run. What is
+compared is the least objective at a given distance of the worst agent from its set.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, product
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from fedbudget.build import cores, prepare
+from fedbudget.config import Config, find_config, load
+from fedbudget.models.flat import FlatModel
+from fedbudget.report.tables import spread
+from fedbudget.reproduce import optimum
+from fedbudget.reproduce.many import train_all
+from fedbudget.reproduce.pc_figures import curves_figure, local_steps_figure, sweep_figure
+from fedbudget.runs import write
+
+PROJECTED = "PC-FedAvg, projected"
+METHODS = {
+    "PC-FedAvg": ("pc-fedavg", ()),
+    PROJECTED: ("pc-fedavg", ("constraints.projected=true",)),
+    "penalised FedAvg": ("penalised-fedavg", ()),
+    "penalised FedProx": ("penalised-fedprox", ("train.mu=0.1",)),
+    "penalised SCAFFOLD": ("penalised-scaffold", ()),
+}
+LEVEL = 0.3
+"""worst-agent infeasibility at which objectives are compared"""
+LEAST_SHARE, MOST_SHARE = 0.07, 0.35
+"""radii of the first and the last agent, of the unconstrained model's l1 norm"""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is run."""
+
+    datasets: tuple[str, ...]
+    rounds: int
+    sweep_rounds: int
+    rhos: tuple[float, ...]
+    steps: tuple[float, ...]
+    """step sizes as shares of each method's own in its preset; the same number for every method"""
+    projected_steps: tuple[float, ...]
+    seeds: int
+    local_steps: tuple[int, ...]
+    oracle_iterations: int
+
+
+FULL = Scale(
+    ("mnist", "cifar10"),
+    200,
+    100,
+    (0.03, 0.1, 0.3, 1.0, 3.0),
+    (1.0, 3.0),
+    (0.3, 1.0, 3.0, 10.0, 30.0),
+    3,
+    (1, 5, 10, 20),
+    400,
+)
+QUICK = Scale(("mnist",), 20, 10, (0.1, 1.0), (1.0,), (1.0, 3.0), 1, (1, 10), 30)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of a method."""
+
+    method: str
+    rho: float
+    step: float
+    seed: int
+    summary: Mapping[str, Any]
+    records: Sequence[Mapping[str, Any]]
+
+    @property
+    def final(self) -> Mapping[str, float]:
+        """The figures after the last round."""
+        found: Mapping[str, float] = self.records[-1]["validation"]
+        return found
+
+    def curve(self, key: str) -> list[tuple[int, float]]:
+        return [(r["round"], r["validation"][key]) for r in self.records if r["validation"]]
+
+
+def run(out: Path, quick: bool, tell: Callable[[str], None]) -> list[str]:
+    """All data sets into a folder; returns the lines to print."""
+    scale = QUICK if quick else FULL
+    lines: list[str] = []
+    for dataset in scale.datasets:
+        text = reproduce(dataset, scale, out, tell)
+        write(out / f"{dataset}.md", text.encode())
+        lines += [text]
+    return lines
+
+
+def reproduce(dataset: str, scale: Scale, out: Path, tell: Callable[[str], None]) -> str:
+    """One data set: sweep, seeds, local steps, the sets' own limit; tables as Markdown."""
+    folder = out / "runs" / dataset
+    radius = _radii(dataset, scale, folder, tell)
+    sweep = list(_sweep(dataset, scale, radius, folder, tell))
+    chosen = {method: _choose([p for p in sweep if p.method == method]) for method in METHODS}
+    repeated = list(_repeat(dataset, scale, radius, chosen, folder, tell))
+    longer = list(_local_steps(dataset, scale, radius, chosen, folder, tell))
+    limits = _limits(dataset, scale, radius, tell)
+    out.mkdir(parents=True, exist_ok=True)
+    sweep_figure(sweep, limits, LEVEL).savefig(out / f"{dataset}-sweep.png", dpi=120)
+    for key, title in (
+        ("worst_infeasibility", "worst agent's distance to its set"),
+        ("infeasibility", "mean distance to the own set"),
+        ("objective", "objective at the mean model"),
+    ):
+        figure = curves_figure(repeated, key, title)
+        figure.savefig(out / f"{dataset}-{key.replace('_', '-')}.png", dpi=120)
+    local_steps_figure(longer).savefig(out / f"{dataset}-local-steps.png", dpi=120)
+    return "\n".join(_tables(dataset, radius, limits, sweep, repeated, chosen))
+
+
+def _base(dataset: str, radius: tuple[float, float] | None, extra: Sequence[str]) -> list[str]:
+    found = [f"data.source={dataset}", *extra]
+    if dataset == "cifar10":
+        found.append("train.batch=500")
+    if radius:
+        found.append(f"constraints.radius=[{radius[0]:.6g}, {radius[1]:.6g}]")
+    return found
+
+
+def _config(method: str, dataset: str, radius: tuple[float, float], extra: Sequence[str]) -> Config:
+    preset, fixed = METHODS[method]
+    return load(find_config(preset), [*_base(dataset, radius, extra), *fixed])
+
+
+def _radii(
+    dataset: str, scale: Scale, folder: Path, tell: Callable[[str], None]
+) -> tuple[float, float]:
+    """Shares of the l1 norm that FedAvg without constraints ends with."""
+    tell(f"{dataset}: FedAvg without constraints")
+    changes = _base(dataset, None, ["algorithm=fedavg", f"rounds={scale.rounds}", "name=fedavg"])
+    config = load(find_config("penalised-fedavg"), changes)
+    place = folder / "unconstrained"
+    train_all({place: config}, 1, lambda place: None)
+    from safetensors.torch import load_file
+
+    weights = load_file(place / "model.safetensors")
+    norm = math.fsum(float(w.abs().sum()) for w in weights.values())
+    return round(LEAST_SHARE * norm, 3), round(MOST_SHARE * norm, 3)
+
+
+def _sweep(
+    dataset: str,
+    scale: Scale,
+    radius: tuple[float, float],
+    folder: Path,
+    tell: Callable[[str], None],
+) -> Iterator[Point]:
+    runs, points = {}, {}
+    for method in METHODS:
+        trials = product(scale.rhos, scale.steps)
+        if method == PROJECTED:  # it has no penalty: as many trials, of the step size
+            trials = product((0.0,), scale.projected_steps)
+        for rho, step in trials:
+            place = folder / "sweep" / f"{_slug(method)}-rho{rho:g}-step{step:g}"
+            runs[place] = _trial(method, dataset, radius, rho, step, 0, scale.sweep_rounds)
+            points[place] = (method, rho, step, 0)
+    yield from _train(f"{dataset}: sweep", runs, points, tell)
+
+
+def _trial(
+    method: str,
+    dataset: str,
+    radius: tuple[float, float],
+    rho: float,
+    step: float,
+    seed: int,
+    rounds: int,
+    *extra: str,
+) -> Config:
+    own = load(find_config(METHODS[method][0])).train.lr
+    return _config(
+        method,
+        dataset,
+        radius,
+        [
+            f"constraints.rho={rho!r}",
+            f"train.lr={step * own!r}",
+            f"rounds={rounds}",
+            f"seed={seed}",
+            f"name={_slug(method)}",
+            *extra,
+        ],
+    )
+
+
+def _train(
+    what: str,
+    runs: Mapping[Path, Config],
+    points: Mapping[Path, tuple[str, float, float, int]],
+    tell: Callable[[str], None],
+) -> Iterator[Point]:
+    left = [len(runs)]
+
+    def done(place: Path) -> None:
+        left[0] -= 1
+        tell(f"{what}: {place.name} done, {left[0]} left")
+
+    for place, summary in train_all(runs, cores(), done).items():
+        lines = (place / "rounds.jsonl").read_text().splitlines()
+        yield Point(*points[place], summary, [json.loads(line) for line in lines])
+
+
+def _choose(points: Sequence[Point]) -> Point:
+    """The least objective within LEVEL of every agent's set; else the nearest to it."""
+    within = [p for p in points if p.final["worst_infeasibility"] <= LEVEL]
+    if within:
+        return min(within, key=lambda p: p.final["objective"])
+    return min(points, key=lambda p: p.final["worst_infeasibility"])
+
+
+def at_level(points: Sequence[Point], level: float = LEVEL) -> float | None:
+    """The objective at a worst infeasibility, on the line through the sweep's best points."""
+    front: list[tuple[float, float]] = []
+    for p in sorted(points, key=lambda p: p.final["worst_infeasibility"]):
+        if not front or p.final["objective"] < front[-1][1]:
+            front.append((p.final["worst_infeasibility"], p.final["objective"]))
+    if not front or front[0][0] > level:
+        return None
+    for (x0, y0), (x1, y1) in pairwise(front):
+        if x0 <= level < x1:
+            near = max(x0, 1e-6)
+            share = (math.log(level) - math.log(near)) / (math.log(x1) - math.log(near))
+            return y0 + share * (y1 - y0)
+    return front[-1][1]
+
+
+def _repeat(
+    dataset: str,
+    scale: Scale,
+    radius: tuple[float, float],
+    chosen: Mapping[str, Point],
+    folder: Path,
+    tell: Callable[[str], None],
+) -> Iterator[Point]:
+    """Each method's choice, over seeds and to the end."""
+    runs, points = {}, {}
+    for method, at in chosen.items():
+        for seed in range(scale.seeds):
+            place = folder / "seeds" / f"{_slug(method)}-{seed}"
+            runs[place] = _trial(method, dataset, radius, at.rho, at.step, seed, scale.rounds)
+            points[place] = (method, at.rho, at.step, seed)
+    yield from _train(f"{dataset}: seeds", runs, points, tell)
+
+
+def _local_steps(
+    dataset: str,
+    scale: Scale,
+    radius: tuple[float, float],
+    chosen: Mapping[str, Point],
+    folder: Path,
+    tell: Callable[[str], None],
+) -> Iterator[Point]:
+    at = chosen["PC-FedAvg"]
+    runs, points = {}, {}
+    for steps in scale.local_steps:
+        place = folder / "local-steps" / f"{steps}"
+        name, rounds = "PC-FedAvg", scale.sweep_rounds
+        runs[place] = _trial(
+            name, dataset, radius, at.rho, at.step, 0, rounds, f"train.steps={steps}"
+        )
+        points[place] = (f"{steps} local steps", at.rho, at.step, 0)
+    yield from _train(f"{dataset}: local steps", runs, points, tell)
+
+
+def _limits(
+    dataset: str, scale: Scale, radius: tuple[float, float], tell: Callable[[str], None]
+) -> dict[str, float]:
+    """What the sets allow: the optimum of the mean, and of one model that obeys every agent."""
+    tell(f"{dataset}: optima over the least and the mean radius")
+    config = _config("PC-FedAvg", dataset, radius, [])
+    ready = prepare(config)
+    clients = [ready.clients[i] for i in range(len(ready.clients))]
+    classes = FlatModel(ready.make_model()).layout.shapes[-1][0]
+    before = torch.get_num_threads()
+    torch.set_num_threads(cores())
+    try:
+        return {
+            name: optimum.least(clients, classes, r, scale.oracle_iterations)[0]
+            for name, r in (("least radius", radius[0]), ("mean radius", sum(radius) / 2))
+        }
+    finally:
+        torch.set_num_threads(before)
+
+
+def _tables(
+    dataset: str,
+    radius: tuple[float, float],
+    limits: Mapping[str, float],
+    sweep: Sequence[Point],
+    repeated: Sequence[Point],
+    chosen: Mapping[str, Point],
+) -> Iterator[str]:
+    yield f"### {dataset}: l1 radii {radius[0]:.4g} to {radius[1]:.4g}"
+    yield ""
+    yield (
+        f"Least objective of one model that obeys every agent: {limits['least radius']:.3f}; "
+        f"of a mean of models that each obey their own agent: {limits['mean radius']:.3f}."
+    )
+    yield ""
+    gap = limits["least radius"] - limits["mean radius"]
+    ours = at_level([p for p in sweep if p.method == "PC-FedAvg"])
+    yield (
+        f"| method, at worst infeasibility {LEVEL} (sweep, one seed) | objective | PC-FedAvg is "
+        "below by | of the oracle gap |"
+    )
+    yield "|---|---|---|---|"
+    for method in METHODS:
+        value = at_level([p for p in sweep if p.method == method])
+        if value is None:
+            yield f"| {method} | not reached | | |"
+            continue
+        below = f"{1 - ours / value:.0%}" if ours is not None and method != "PC-FedAvg" else ""
+        reached = (limits["least radius"] - value) / gap
+        yield f"| {method} | {value:.3f} | {below} | {reached:.0%} |"
+    yield ""
+    yield (
+        "| method | rho | step | objective | mean infeasibility | worst infeasibility | accuracy "
+        "of the mean | of own models | projected: objective | accuracy of the mean | of own "
+        "models | sparsity |"
+    )
+    yield "|" + "---|" * 12
+    for method, at in chosen.items():
+        same = [p for p in repeated if p.method == method]
+        personal = [p.summary["personal"] for p in same]
+        cells = [
+            *(method, f"{at.rho:g}", f"{at.step:g}x"),
+            *(_spread(same, key) for key in ("objective", "infeasibility", "worst_infeasibility")),
+            _spread(same, "accuracy"),
+            *(
+                spread([p[key] for p in personal], ".3f")
+                for key in (
+                    *("personal_accuracy", "projected_objective", "projected_accuracy"),
+                    *("projected_personal_accuracy", "projected_sparsity"),
+                )
+            ),
+        ]
+        yield "| " + " | ".join(cells) + " |"
+    yield ""
+    yield from _bytes(repeated)
+
+
+def _bytes(repeated: Sequence[Point]) -> Iterator[str]:
+    """What an agent sends, against the m blocks of the paper's form."""
+    ours = [p for p in repeated if p.method == "PC-FedAvg"]
+    up = fmean(p.summary["wire"]["up_bytes"] for p in ours)
+    agents, rounds = ours[0].summary["clients"], ours[0].summary["rounds"]
+    each = up / agents / rounds
+    blocks = each / 2 * agents
+    yield (
+        f"PC-FedAvg sends {each / 1e3:.1f} kB up an agent and round (2 vectors); all {agents} "
+        f"blocks would be {blocks / 1e3:.1f} kB."
+    )
+    yield ""
+
+
+def _spread(points: Sequence[Point], key: str) -> str:
+    return spread([p.final[key] for p in points], ".3f")
+
+
+def _slug(method: str) -> str:
+    return method.lower().replace(",", "").replace(" ", "-")
