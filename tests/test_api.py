@@ -220,3 +220,12 @@ def test_the_cnn_example_learns(monkeypatch):
     monkeypatch.setenv("FEDBUDGET_DATA", str(data_folder("mnist")))
     run = runpy.run_path(str(EXAMPLES / "cnn_on_images.py"))["main"](rounds=6)
     assert run.summary["validation"]["accuracy"] > 0.5
+
+
+def test_the_example_of_private_sets_keeps_sets_and_budgets(capsys):
+    run = runpy.run_path(str(EXAMPLES / "private_sets.py"))["main"](rounds=12)
+    assert "every agent's own model is in its own set: True" in capsys.readouterr().out
+    used = run.summary["usage"]["counted"]
+    assert all(used[r]["worst_ratio"] <= 1 for r in ("energy", "communication"))
+    assert run.losses[-1] < 0.2
+    assert run.figures["projected_accuracy"] > 0.9

@@ -8,7 +8,7 @@ import fedbudget
 SOURCE = Path(fedbudget.__file__).parent
 # each layer may import itself and what stands before it
 LAYERS = (
-    ("errors", "types", "seeds", "units", "threads"),
+    ("errors", "types", "seeds", "units", "threads", "terminal"),
     ("models", "data", "codecs", "task", "constraints"),
     ("algorithms", "resources"),
     ("control", "uplink", "downlink"),
@@ -19,6 +19,7 @@ LAYERS = (
     ("runs",),
     ("progress", "runner", "report", "tables", "config", "choices"),
     ("build", "api"),
+    ("protocols", "training"),
     ("reproduce",),
     ("cli", "__init__"),
 )

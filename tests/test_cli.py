@@ -81,6 +81,30 @@ def test_compare_runs_seeds_and_goes_on_where_it_stopped(tmp_path):
     assert again.stdout.count("is finished") == 2
     other = fedbudget(*arguments, "--set", "train.lr=0.5")
     assert (other.returncode, "another configuration" in other.stderr) == (2, True)
+    target = fedbudget(*arguments, "--protocol", "target")
+    assert target.returncode == 0, target.stderr
+    assert "The target is fedavg's mean loss at round 1" in " ".join(target.stdout.split())
+    assert "cost to a loss of" in (tmp_path / "c" / "target.md").read_text()
+
+
+def test_compare_for_robustness_trains_each_condition_and_goes_on(tmp_path):
+    quick = [*TINY, "--set", "control.least_steps=1", "--set", "rounds=2"]
+    arguments = ("compare", "fedavg", "planner", "--protocol", "robustness", "--seeds", "1")
+    done = fedbudget(*arguments, *quick, "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    names = {p.name for p in tmp_path.iterdir() if p.is_dir()}
+    assert names == {
+        *("fedavg", "fedavg+drop30%", "fedavg+half"),
+        *("planner", "planner+drop30%", "planner+half"),
+    }
+    page = (tmp_path / "robustness.md").read_text()
+    assert page.count("half the fleet at half") == 2
+    assert page.count("30% drop out") == 2
+    summary = json.loads((tmp_path / "planner+half" / "seed-0" / "summary.json").read_text())
+    for use in summary["usage"]["counted"].values():
+        assert use.get("rounds_over", 0) == 0
+    again = fedbudget(*arguments, *quick, "--out", tmp_path)
+    assert again.stdout.count("is finished") == 6
 
 
 @pytest.mark.parametrize(
@@ -170,6 +194,10 @@ def test_the_demo_says_so_when_there_is_no_network(tmp_path):
     done = fedbudget("demo", *quick, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
     assert "No network and no Tiny Shakespeare" in done.stdout
+    rows = {line.split()[0]: line for line in done.stdout.splitlines() if line.strip()}
+    assert "paper" in rows["cafl-l"].split()
+    assert "counted" in rows["planner"].split()
+    assert "counted" in rows["fedavg"].split()
     assert (tmp_path / "runs" / "demo" / "report.html").exists()
 
 
@@ -200,12 +228,13 @@ def test_plan_says_what_fits_or_why_nothing_does(tmp_path):
 
 
 def test_reproduce_prints_the_papers_line_to_the_digit(tmp_path):
-    done = fedbudget("reproduce", "cafl", "--out", tmp_path)
+    done = fedbudget("reproduce", "cafl", "--quick", "--out", tmp_path)
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if "FedAvg" in line]
     assert "4.52" in lines[0]
     assert "5.18" in lines[1]
     assert (tmp_path / "table1.png").exists()
+    assert not (tmp_path / "training").exists()
 
 
 def test_odd_names_and_damaged_summaries_are_no_traceback(tmp_path):

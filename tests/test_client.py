@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from conftest import blobs, softmax_plan, text_plan
 from fedbudget import seeds
-from fedbudget.client import Agent, Recipe, _factor, train_client
+from fedbudget.client import Agent, Recipe, factor, train_client
 from fedbudget.codecs import frame
 from fedbudget.data.examples import draw
 from fedbudget.models.flat import FlatModel
@@ -56,7 +56,7 @@ def test_a_local_run_equals_torchs_own_loop(recipe):
             (F.cross_entropy(reference(x), y) / 2).backward()
         nn.utils.clip_grad_norm_(reference.parameters(), 0.5)
         for group in optimizer.param_groups:
-            group["lr"] = 0.05 * _factor(recipe, step, 6)
+            group["lr"] = 0.05 * factor(recipe, step, 6)
         optimizer.step()
     update = flat.layout.named(frame.unpack(reply.payload, flat.layout)[0])
     for name, value in reference.state_dict().items():
@@ -80,7 +80,7 @@ def test_only_the_trained_layers_are_sent():
 
 def test_the_schedule_warms_up_and_comes_down():
     recipe = Recipe(warmup=0.1, schedule="cosine")
-    factors = [_factor(recipe, i, 60) for i in range(60)]
+    factors = [factor(recipe, i, 60) for i in range(60)]
     assert factors[:7] == pytest.approx([1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 1, 1])
     assert factors[6:] == sorted(factors[6:], reverse=True)
     assert factors[-1] == pytest.approx(0.1, abs=0.01)

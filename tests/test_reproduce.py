@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from fedbudget.reproduce import cafl
+from fedbudget.errors import UserError
+from fedbudget.reproduce import cafl, trained
+from fedbudget.types import Knobs
 
 
 @pytest.fixture(scope="module")
@@ -56,3 +58,65 @@ def test_an_oscillating_controller_is_not_said_to_keep_its_budget(found):
     row = rows["CAFL, augmented Lagrangian"]
     assert row.mean("energy") < preset.budgets["energy"]
     assert cafl.cell(row, "energy", preset.budgets["energy"]).endswith("over")
+
+
+QUICK = [
+    *("rounds=2", "data.source=topics", "model.size=1x16", "model.context=32", "workers=1"),
+    *("train.steps=12", "train.batch=8", "train.layers=3", "control.least_steps=2"),
+]
+
+
+def test_training_rows_and_figures_are_written_labelled_and_kept(tmp_path, capsys):
+    lines = trained.run(tmp_path, seeds=2, full=True, overrides=QUICK)
+    names = {"fedavg", "cafl-l", "planner", "cafl", "table1", "table1-fedavg"}
+    assert {p.name for p in (tmp_path / "training").iterdir()} == names
+    assert (tmp_path / "training" / "planner" / "seed-1" / "summary.json").exists()
+    assert not (tmp_path / "training" / "table1" / "seed-1").exists()
+    page = (tmp_path / "training.md").read_text()
+    assert page == "\n".join(lines)
+    for prefix in ("", "table1-"):
+        for number in (2, 3, 4):
+            assert (tmp_path / f"{prefix}figure{number}.png").stat().st_size > 5000
+            assert f"({prefix}figure{number}.png)" in page
+    for name in names:
+        rows = [line for line in page.splitlines() if line.startswith(f"| {name} |")]
+        assert [row.split(" | ")[4] for row in rows] == ["paper proxy", "counted"]
+    assert "1.93 (FedAvg)" in page
+    assert "2.10 (CAFL-L)" in page
+
+    capsys.readouterr()
+    again = trained.run(tmp_path, seeds=2, full=True, overrides=QUICK)
+    assert again == lines
+    assert capsys.readouterr().out.count("is finished") == 10
+    other = [*QUICK, "train.lr=0.5"]
+    with pytest.raises(UserError, match="made with another configuration"):
+        trained.run(tmp_path, seeds=2, full=False, overrides=other)
+    # how many processes it takes changes no result
+    trained.run(tmp_path, seeds=2, full=False, overrides=[*QUICK, "workers=2"])
+
+
+def test_both_accountings_hold_fedavg_against_the_papers_ratios():
+    by = trained.measure(trained.LARGE, ["data.source=topics"])
+    assert by.budgets["paper"] == {
+        "energy": 1.2e6,
+        "communication": 0.6e6,
+        "memory": 0.26,
+        "temperature": 1.0,
+    }
+    base = Knobs(layers=4, steps=180, batch=8)
+    counted = by.known.forecast(base)
+    shares = {r: by.budgets["counted"][r] / counted[r] for r in trained.RESOURCES}
+    assert shares == pytest.approx(
+        {"energy": 0.265, "communication": 0.116, "memory": 0.839, "temperature": 1.61}
+    )
+
+
+def test_a_codec_without_a_level_has_every_proxy_but_communication():
+    by = trained.measure(trained.SMALL, ["data.source=topics"])
+    knobs = {"layers": 4, "steps": 126, "batch": 2, "accumulate": 1, "codec": "eden3"}
+    usage = {"counted": {"5": {"energy": 1.0}}}
+    line = {"cohort": [5, 7], "dropped": {"7": "it left"}, "knobs": {"*": knobs}, "usage": usage}
+    (proxy,) = by.of_round(line, "paper")
+    assert set(proxy) == {"energy", "memory", "temperature"}
+    assert proxy["energy"] == by.known.paper(Knobs(4, 126, 2))["energy"]
+    assert by.of_round(line, "counted") == [{"energy": 1.0}]

@@ -247,3 +247,22 @@ def test_step_size_over_rounds_falls_as_a_cosine():
     plan = softmax_plan(rounds=4, round_schedule="cosine", lr=2.0)
     expected = [2.0, 1 + 0.5**0.5, 1.0, 1 - 0.5**0.5]
     assert [plan.lr_at(r) for r in (1, 2, 3, 4)] == pytest.approx(expected)
+
+
+class TwoBodies(InProcess):
+    """A client that sends one vector too many."""
+
+    def run(self, jobs):
+        for reply in super().run(jobs):
+            if reply.client == 0:
+                twice = replace(reply.payload, bodies=reply.payload.bodies * 2)
+                reply = replace(reply, payload=twice)
+            yield reply
+
+
+def test_a_client_that_sends_too_many_vectors_shuts_out_itself_only():
+    plan = softmax_plan(rounds=1, cohort=3)
+    record, _ = next(
+        rounds.run(plan, TwoBodies(plan), plan.build_model().layout, rounds.first_state(plan))
+    )
+    assert record.dropped == {"0": "2 vectors where 1 belong"}

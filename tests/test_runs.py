@@ -10,7 +10,9 @@ from conftest import softmax_plan, text_plan
 from fedbudget.control.controller import fixed
 from fedbudget.errors import UserError
 from fedbudget.report.load import find_runs
-from fedbudget.report.tables import cost_to, markdown, rows, spread, target_rows
+from fedbudget.report.sheets import spread
+from fedbudget.report.tables import markdown, rows
+from fedbudget.report.target import cost_to, target_rows
 from fedbudget.report.write import write_report
 from fedbudget.runner import Stop, execute, facts
 from fedbudget.runs import RunFolder, summarise

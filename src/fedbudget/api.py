@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -17,12 +17,13 @@ from fedbudget.algorithms.algorithm import Algorithm
 from fedbudget.algorithms.fedavg import fedavg
 from fedbudget.client import Recipe
 from fedbudget.codecs import named
+from fedbudget.constraints import ConstraintSet
 from fedbudget.control import planner as control
 from fedbudget.control.controller import Controller, fixed
 from fedbudget.control.planner import Search
 from fedbudget.data.examples import as_examples
 from fedbudget.data.partition import check_sizes
-from fedbudget.engines.embedded import embedded
+from fedbudget.engines.choose import choose
 from fedbudget.errors import UserError
 from fedbudget.models.flat import FlatModel
 from fedbudget.plan import Plan
@@ -46,11 +47,24 @@ class Run:
     """the trained global model"""
     records: tuple[RoundRecord, ...]
     plan: Plan
+    engine: str = "loop"
+    """how clients trained: one by one ("loop") or many at once ("batched")"""
+    own_weights: tuple[Tensor, ...] = ()
+    """each agent's own model as a vector, where there are constraint sets"""
+    figures: Mapping[str, float] = field(default_factory=dict)
+    """of the agents' own models, as they are and put into their sets"""
 
     @property
     def summary(self) -> dict[str, Any]:
         """The same figures as a run folder's summary.json."""
-        about = {"name": self.plan.name, "seed": self.plan.seed, "clients": len(self.plan.clients)}
+        plan = self.plan
+        about = {
+            "name": plan.name,
+            "seed": plan.seed,
+            "clients": len(plan.clients),
+            "engine": self.engine,
+            **({"personal": dict(self.figures)} if self.figures else {}),
+        }
         return summarise(
             [r.to_json() for r in self.records], about, self.plan.rounds, self.plan.budgets
         )
@@ -67,6 +81,14 @@ class Run:
     def report(self, path: str | Path) -> None:
         """Write it as .html, .md, .png, .svg or .pdf."""
         write_report([self._loaded()], Path(path))
+
+    def personal(self, agent: int) -> nn.Module:
+        """An agent's own model; the global one where there are no constraint sets."""
+        own = copy.deepcopy(self.model)
+        if self.own_weights:
+            flat = FlatModel(copy.deepcopy(self.model), self.plan.layers)
+            own.load_state_dict(flat.state_dict(self.own_weights[agent]))
+        return own
 
     def _loaded(self) -> Loaded:
         records = [r.to_json() for r in self.records]
@@ -127,6 +149,8 @@ def train(
     loss: Callable[[nn.Module, Any, Tensor], Tensor] | None = None,
     recipe: Recipe | None = None,
     algorithm: Algorithm | None = None,
+    constraints: Sequence[ConstraintSet] | None = None,
+    final_projection: bool = False,
     weighting: Literal["uniform", "examples"] = "uniform",
     seed: int = 0,
     budget: Mapping[str, str | float] | None = None,
@@ -149,6 +173,9 @@ def train(
     groups: name prefixes of the layer groups, bottom first, where the ones found do not suit.
     loss: (model, inputs, targets) -> scalar; cross-entropy where it is not given.
     recipe: more about the local optimiser; `optimizer` is ignored then.
+    constraints: one private set per client (`fedbudget.constraints`); they stay with the clients.
+        For `pc_fedavg`, and for `fedavg` or `scaffold` with a `penalty` term.
+    final_projection: put each client's own model into its set when the run ends.
     budget: limits per client and round, Budget(communication="600 kB", energy="27%") or a dict; a
         percentage is of what the settings above would use.
     controller: what turns the knobs to keep the budget: `planner()`, or a function of (costs,
@@ -174,6 +201,10 @@ def train(
         )
     if controller is not None and not budget:
         raise UserError("controller: it needs a budget to keep; give budget={...}")
+    if constraints is not None and len(constraints) != len(parts):
+        raise UserError(
+            f"constraints: {len(constraints)} sets for {len(parts)} clients; give each one"
+        )
     make = partial(copy.deepcopy, model) if isinstance(model, nn.Module) else model
     prefixes = tuple(groups) if groups is not None else None
     with seeds.torch_seeded(seed, 0, seeds.SERVER, "init"):
@@ -186,10 +217,15 @@ def train(
     task = custom(loss) if loss is not None else classify()
     named(codec or flat.layout.raw)
     base = Knobs(layers or depth, steps, batch, codec=codec or flat.layout.raw)
+    how = algorithm or fedavg()
     known: Costs | None = None
     limits: dict[str, float] = {}
     if budget:
-        known = costs(flat, task, parts[0], local.optimizer, devices.named(device), gpt=False)
+        known = costs(
+            *(flat, task, parts[0], local.optimizer, devices.named(device)),
+            gpt=False,
+            vectors=how.vectors,
+        )
         plain = known.forecast(replace(base, codec=flat.layout.raw))
         limits = resolve(read(budget), plain, known.device.ambient_c)
     decide = fixed(base)
@@ -203,7 +239,7 @@ def train(
         model=make,
         clients=parts,
         validation=as_examples(validation) if validation is not None else None,
-        algorithm=algorithm or fedavg(),
+        algorithm=how,
         controller=decide,
         task=task,
         lr=lr,
@@ -212,6 +248,8 @@ def train(
         budgets={"counted": [limits]} if limits else {},
         weighting=weighting,
         layers=prefixes,
+        constraints=constraints,
+        final_projection=final_projection,
     )
     return _run(plan, min(workers, size), [on_round] if on_round else [], quiet)
 
@@ -235,21 +273,24 @@ def _run(
     model = plan.build_model()
     records: list[RoundRecord] = []
     console = Console(stderr=True, quiet=quiet)
-    weights = model.weights.clone()
+    own: tuple[Tensor, ...] = ()
+    figures: Mapping[str, float] = {}
+    first = state = loop.first_state(plan)
     with (
-        embedded(plan, workers) as engine,
+        choose(plan, workers) as engine,
         Live(console, plan.name, plan.rounds, plan.cohort) as live,
     ):
-        for record, state in loop.run(
-            plan, engine, model.layout, loop.first_state(plan), live.on_reply
-        ):
+        for record, after in loop.run(plan, engine, model.layout, first, live.on_reply):
             records.append(record)
-            weights = state.weights
+            state = after
             live.on_round(record)
             for listen in listeners:
                 listen(record)
+        if plan.constraints is not None:
+            figures, models = engine.final(plan.algorithm.send(state.server), state.acks)
+            own = tuple(vector.clone() for _, vector in models)
     with seeds.torch_seeded(plan.seed, 0, seeds.SERVER, "init"):
         module = copy.deepcopy(plan.model())
-    module.load_state_dict(model.state_dict(weights))
+    module.load_state_dict(model.state_dict(state.weights))
     module.eval()
-    return Run(module, tuple(records), plan)
+    return Run(module, tuple(records), plan, engine.kind, own, figures)

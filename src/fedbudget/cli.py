@@ -2,18 +2,11 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Literal
 
 import typer
 
 from fedbudget.errors import UserError
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from fedbudget.config import Config
-    from fedbudget.plan import Plan
-    from fedbudget.runs import Checkpoint, RunFolder
 
 app = typer.Typer(
     help="Federated training that keeps every device within its budgets.",
@@ -31,8 +24,7 @@ Target = Annotated[
     float | None, typer.Option(help="Also what it cost each run to reach this validation loss.")
 ]
 Overwrite = Annotated[bool, typer.Option(help="Replace a run that is already there.")]
-STOPPED = 130
-"""exit code of a run that was asked to stop, as shells have it for Ctrl-C"""
+Seeds = Annotated[int, typer.Option(min=1, help="Seeds 0, 1, ... for each.")]
 
 
 def main() -> None:
@@ -49,7 +41,7 @@ def main() -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         print("fedbudget: stopped; finished rounds are kept", file=sys.stderr)
-        sys.exit(STOPPED)
+        sys.exit(130)  # as shells have it
 
 
 @app.command()
@@ -64,10 +56,10 @@ def run(
     Example: `fedbudget run fedavg --set rounds=20 --set train.lr=2e-3 --out runs/a`
     """
     from fedbudget.config import find_config, load
+    from fedbudget.training import train
 
-    path = find_config(config)
-    settings = load(path, set_ or [])
-    _train(settings, out or _free(settings.name), overwrite)
+    settings = load(find_config(config), set_ or [])
+    train(settings, out or _free(settings.name), overwrite)
 
 
 @app.command()
@@ -78,42 +70,45 @@ def resume(
 
     Example: `fedbudget resume runs/a`
     """
-    _resume(folder)
+    from fedbudget import training
+
+    training.resume(folder)
 
 
 @app.command()
 def compare(
     configs: Annotated[list[str], typer.Argument(help="Presets' names or TOML files.")],
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds 0, 1, ... for each.")] = 3,
+    protocol: Annotated[
+        Literal["quality", "target", "robustness"],
+        typer.Option(
+            help="quality under budget; cost to a target loss; or robustness: each config also "
+            "with 30% of the clients dropping out, and with half the fleet at half the budget."
+        ),
+    ] = "quality",
+    seeds: Seeds = 3,
     set_: Set = None,
     out: Annotated[Path, typer.Option(help="Folder for all the runs.")] = Path("runs/compare"),
-    target: Target = None,
+    target: Annotated[
+        float | None,
+        typer.Option(
+            help="Also what it cost each run to reach this validation loss; by default, with "
+            "--protocol target, the first config's mean loss at 60% of its rounds."
+        ),
+    ] = None,
 ) -> None:
     """Train several configs with several seeds each; print mean and spread.
 
     Called again, it goes on where it stopped. Example: `fedbudget compare fedavg planner
-    --seeds 3 --out runs/c`
+    --protocol target --seeds 3 --out runs/c`
     """
-    from fedbudget.config import find_config, load
+    from fedbudget.config import find_config
+    from fedbudget.protocols import plan_runs
+    from fedbudget.training import train_all
 
     paths = [find_config(c) for c in configs]
-    every = {}
-    for path in paths:
-        for seed in range(seeds):
-            settings = load(path, [*(set_ or []), f"seed={seed}"])
-            every[out / settings.name / f"seed-{seed}"] = settings
-    if len(every) < len(paths) * seeds:
-        raise UserError("compare: two configs have the same name; give them different ones")
-    for place, settings in every.items():
-        if not (place / "config.toml").exists():
-            _train(settings, place)
-        elif load(place / "config.toml") != settings:
-            raise UserError(
-                f"{place} was made with another configuration; choose another --out or remove it"
-            )
-        else:
-            _resume(place)
-    _show(list(every), out / "report.html", target)
+    every = plan_runs(paths, set_ or [], seeds, out, protocol)
+    train_all(every)
+    _show(list(every), out / "report.html", target, protocol)
 
 
 @app.command()
@@ -131,33 +126,50 @@ def plan(
     from fedbudget.config import find_config, load
     from fedbudget.control.planner import affordable
     from fedbudget.resources.budget import tell
+    from fedbudget.terminal import console, say
+    from fedbudget.threads import one_thread
 
-    known, grid, progress, classes = build_search(load(find_config(config), set_ or []))
+    with one_thread():  # small work: threads would take longer to meet than to do it
+        known, grid, progress, classes = build_search(load(find_config(config), set_ or []))
     for i, limits in enumerate(classes):
         choices = affordable(known.forecast, grid, progress, limits)
         whose = f"device class {i}" if len(classes) > 1 else "client"
-        _say(f"budgets per {whose} and round, counted on {known.device.name}: {tell(limits)}")
-        _console().print(table(choices[:rows], limits))
-        _say(why(choices, limits))
+        say(f"budgets per {whose} and round, counted on {known.device.name}: {tell(limits)}")
+        console().print(table(choices[:rows], limits))
+        say(why(choices, limits))
 
 
 @app.command()
 def reproduce(
-    what: Annotated[str, typer.Argument(help="cafl: table 1; theory: its theorems and lemma.")],
+    what: Annotated[str, typer.Argument(help="cafl: table 1, figures 2-4; theory: its theorems.")],
     out: Annotated[
         Path | None, typer.Option(help="Folder for tables and figures; default runs/WHAT.")
     ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="cafl: no training, in seconds.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="cafl: also train CAFL and the 8 x 128 model, one seed.")
+    ] = False,
+    seeds: Seeds = 3,
+    set_: Set = None,
 ) -> None:
-    """What CAFL-L and CAFL say, beside what their own controllers and proxies give. No training.
+    """What the papers say, beside what their own methods give here.
 
-    Example: `fedbudget reproduce cafl --out runs/r`
+    cafl: resource rows from controllers and proxies alone, and unless --quick the training behind
+    them, into OUT/training; called again, it goes on where it stopped. theory: no training.
+
+    Example: `fedbudget reproduce cafl --quick --out runs/r`
     """
+    from fedbudget.terminal import say
+
     folder = out or Path("runs") / what
     match what:
         case "cafl":
-            from fedbudget.reproduce import cafl
+            from fedbudget.reproduce import cafl, trained
 
             lines = cafl.run(folder)
+            if not quick:
+                print("\n".join(lines))
+                lines = trained.run(folder, seeds, full, set_ or [])
         case "theory":
             from fedbudget.reproduce import theory
 
@@ -165,7 +177,7 @@ def reproduce(
         case _:
             raise UserError(f"reproduce {what}: it must be cafl or theory")
     print("\n".join(lines))
-    _say(f"wrote tables and figures to {folder}/")
+    say(f"wrote tables and figures to {folder}/")
 
 
 @app.command()
@@ -216,14 +228,17 @@ def demo(
 ) -> None:
     """Train a small language model across 16 clients, without budgets and within them.
 
-    FedAvg first, then the planner, which keeps each client within a quarter of FedAvg's energy
-    and an eighth of its uplink: about two minutes on two cores.
+    FedAvg first; then CAFL-L, whose duals follow the papers' own proxies; then the planner, which
+    keeps each client within a quarter of FedAvg's counted energy and an eighth of its uplink. Two
+    to three minutes on two cores.
 
     Example: `fedbudget demo --out runs/demo`
     """
     from fedbudget.config import find_config, load
     from fedbudget.data.files import UnreachableError, find
     from fedbudget.data.sources import SHAKESPEARE
+    from fedbudget.terminal import say
+    from fedbudget.training import train
 
     changes = list(set_ or [])
     settings = load(find_config("demo"), changes)
@@ -231,23 +246,15 @@ def demo(
         try:
             find(SHAKESPEARE)
         except UnreachableError:
-            _say("No network and no Tiny Shakespeare: training on Python's own help texts instead.")
+            say("No network and no Tiny Shakespeare: training on Python's own help texts instead.")
             changes.append("data.source=topics")
-    for name, controller in (("fedavg", "fixed"), ("planner", "planner")):
+    runs = {"fedavg": "fixed", "cafl-l": "cafl-l", "planner": "planner"}
+    for name, controller in runs.items():
         named = [*changes, f"name={name}", f"control.controller={controller}"]
-        _train(load(find_config("demo"), named), out / name, overwrite=True)
-    _show([out / "fedavg", out / "planner"], out / "report.html")
-
-
-def _console() -> "Console":
-    from rich.console import Console
-
-    # a pipe has no width: tables and lines keep theirs
-    return Console(width=None if sys.stdout.isatty() else 160)
-
-
-def _say(text: str) -> None:
-    _console().print(text, highlight=False, soft_wrap=True, markup=False)
+        if name == "cafl-l":  # as published: its budgets are those of the proxies
+            named.append("budget.accounting=paper")
+        train(load(find_config("demo"), named), out / name, overwrite=True)
+    _show([out / name for name in runs], out / "report.html")
 
 
 def _free(name: str) -> Path:
@@ -259,102 +266,35 @@ def _free(name: str) -> Path:
     return path
 
 
-def _train(settings: "Config", out: Path, overwrite: bool = False) -> None:
-    """A new run. Nothing is written before everything has been checked."""
-    from fedbudget.build import build
-    from fedbudget.config import to_toml
-    from fedbudget.runs import RunFolder
-
-    plan = build(settings)
-    _finish(plan, settings, RunFolder.create(out, to_toml(settings), overwrite))
-
-
-def _resume(path: Path) -> None:
-    """Go on with a run; one that is finished says so."""
-    import json
-
-    from fedbudget.build import build
-    from fedbudget.config import load
-    from fedbudget.runs import RunFolder
-
-    if not (path / "config.toml").is_file():
-        raise UserError(f"{path}: no run is here (config.toml is missing)")
-    settings = load(path / "config.toml")
-    folder = RunFolder(path)
-    about = path / "summary.json"
-    try:
-        known = json.loads(about.read_text()) if about.exists() else {}
-    except ValueError:
-        known = {}  # it is written anew when the run ends
-    if isinstance(known, dict) and known.get("complete"):
-        _say(f"{path} is finished: {settings.rounds} rounds")
-        return
-    plan = build(settings)
-    start = folder.load_checkpoint(lambda text: print(f"fedbudget: {text}", file=sys.stderr))
-    folder.cut_back(start.state.round if start else 0)
-    _finish(plan, settings, folder, start)
-
-
-def _finish(
-    plan: "Plan", settings: "Config", folder: "RunFolder", start: "Checkpoint | None" = None
+def _show(
+    folders: list[Path], out: Path | None, target: float | None = None, protocol: str = "quality"
 ) -> None:
-    """Train to the end; exit code 130 where the user stopped it."""
-    from fedbudget.build import cores
-    from fedbudget.progress import Live
-    from fedbudget.runner import Stop, execute
-
-    for warning in plan.warnings:
-        print(f"fedbudget: warning: {warning}", file=sys.stderr)
-    done = start.state.round if start else 0
-    with Live(_console(), plan.name, plan.rounds, plan.cohort, done) as live, Stop() as stop:
-        summary = execute(
-            plan,
-            folder,
-            _facts(plan, settings),
-            settings.workers or cores(),
-            settings.checkpoint_every,
-            live,
-            stop,
-            start,
-            settings.constraints.save_personal,
-        )
-    if not summary["complete"]:
-        _say(
-            f"stopped after round {summary['rounds_done']} of {plan.rounds}; "
-            f"go on with: fedbudget resume {folder.path}"
-        )
-        sys.exit(STOPPED)
-    _say(f"wrote {folder.path}/: model.safetensors, rounds.jsonl, summary.json, config.toml")
-
-
-def _facts(plan: "Plan", settings: "Config") -> dict[str, Any]:
-    """What a summary says of the config."""
-    from fedbudget.runner import facts
-
-    about = facts(plan, settings.algorithm, settings.control.controller)
-    if plan.constraints is not None:
-        table = settings.constraints
-        about |= {
-            "dataset": settings.data.source,
-            "rho": table.rho,
-            "local_steps": settings.train.steps,
-            "projected": table.projected,
-        }
-    return about
-
-
-def _show(folders: list[Path], out: Path | None, target: float | None = None) -> None:
+    """Tables on the terminal, and all of it as files."""
     from fedbudget.report.load import find_runs
-    from fedbudget.report.tables import target_table, terminal
+    from fedbudget.report.robustness import robustness_sheet
+    from fedbudget.report.tables import comparison, device_classes
+    from fedbudget.report.target import default_target, target_sheet
     from fedbudget.report.write import write_report
+    from fedbudget.terminal import console, say
 
     runs = find_runs(folders)
-    _console().print(terminal(runs))
-    if target is not None:
-        _console().print(target_table(runs, target))
+    more = []
+    if protocol == "target" or target is not None:
+        loss, at = default_target(runs) if target is None else (target, None)
+        more.append(target_sheet(runs, loss, at))
+    if protocol == "robustness":
+        more.append(robustness_sheet(runs))
+    own = device_classes(runs)
+    shown = [comparison(runs), *more]
+    if own and protocol != "robustness":  # there the table says it already
+        shown.append(own)
+    for sheet in shown:
+        console().print(sheet.terminal())
     if out is not None:
-        write_report(runs, out)
-        _say(f"wrote {out}")
+        files = write_report(runs, out, more)
+        if protocol != "quality":
+            files += write_report(runs, out.with_name(f"{protocol}.md"), more)
+        say(f"wrote {', '.join(map(str, files))}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""train_client: the one local training loop. Every engine calls it, and nothing else trains."""
+"""train_client: the local training loop of one client. `engines.chunk` is the one of many at once."""
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -120,8 +120,8 @@ def _local_steps(run: LocalRun, job: Job, agent: Agent, algorithm: Algorithm) ->
             total += _accumulate(batches, agent, knobs.accumulate)
             if not math.isfinite(total):
                 raise UserError(f"the training loss became {total} at local step {step + 1}")
-            _clip(run.grads, agent.recipe.clip)
-            lr = job.lr * _factor(agent.recipe, step, knobs.steps)
+            clip(run.grads, agent.recipe.clip)
+            lr = job.lr * factor(agent.recipe, step, knobs.steps)
             algorithm.step(run, lr)
             run.lr_sum += lr
     return total / knobs.steps
@@ -138,12 +138,14 @@ def _accumulate(batches: Iterator[tuple[Any, Tensor]], agent: Agent, micro_batch
     return total
 
 
-def _clip(grads: Tensor, largest: float) -> None:
+def clip(grads: Tensor, largest: float) -> None:
+    """Shorten a gradient, or each row of (agents, n), to the largest norm; 0 leaves all alone."""
     if largest > 0:
-        grads.mul_(torch.clamp(largest / (grads.norm() + 1e-6), max=1.0))
+        norm = torch.linalg.vector_norm(grads, dim=-1, keepdim=True)
+        grads.mul_(torch.clamp(largest / (norm + 1e-6), max=1.0))
 
 
-def _factor(recipe: Recipe, step: int, steps: int) -> float:
+def factor(recipe: Recipe, step: int, steps: int) -> float:
     """Warm-up, then constant or cosine, within one local run (CAFL's code: 10% and cosine)."""
     warm = math.ceil(recipe.warmup * steps)
     if step < warm:
@@ -155,11 +157,16 @@ def _factor(recipe: Recipe, step: int, steps: int) -> float:
 
 
 def _optimizer(recipe: Recipe, model: FlatModel, part: slice) -> torch.optim.Optimizer:
-    """An optimiser over whole runs of parameters: the same arithmetic, in one call a step."""
+    runs = model.parameter_slices(part)
+    return optimizer(recipe, [(model.weights[run], model.grads[run]) for run in runs])
+
+
+def optimizer(recipe: Recipe, runs: Sequence[tuple[Tensor, Tensor]]) -> torch.optim.Optimizer:
+    """An optimiser over whole runs of (weights, gradients): one call a step."""
     flat = []
-    for run in model.parameter_slices(part):
-        flat.append(nn.Parameter(model.weights[run]))
-        flat[-1].grad = model.grads[run]
+    for weights, grads in runs:
+        flat.append(nn.Parameter(weights))
+        flat[-1].grad = grads
     match recipe.optimizer:
         case "adamw":
             return torch.optim.AdamW(

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import torch
@@ -92,6 +92,7 @@ def one_round(
     jobs = [_job(plan, state, number, c, knobs[c], lr, down) for c in cohort if c not in gone]
     total = Accumulator(layout)
     accepted: list[Reply] = []
+    skipped: list[int] = []
     dropped = dict.fromkeys(map(str, gone), DROPPED_OUT)
     up_bytes = 0
     replies = Timed(engine.run(jobs), on_reply)
@@ -101,13 +102,15 @@ def one_round(
             acks.pop(job.client, None)
         up_bytes += len(reply.payload) if reply.payload is not None else 0
         try:
-            vectors = checked(job, reply, layout)
+            vectors = checked(job, reply, layout, plan.algorithm.vectors)
             weight = reply.examples if plan.weighting == "examples" else 1.0
             total.add(vectors, layout.depth - job.knobs.layers, weight)
         except frame.FrameError as error:
             dropped[str(job.client)] = str(error)
             continue
-        accepted.append(reply)
+        if reply.payload is not None and kept_back(reply.payload):
+            skipped.append(reply.client)
+        accepted.append(replace(reply, payload=None))  # one update in memory, not a cohort's
     server = state.server
     if accepted:
         mean = Mean(
@@ -138,7 +141,7 @@ def one_round(
         down_bytes=sum(len(job.payload) for job in jobs),
         usage=by_accounting(accepted),
         dropped=dropped,
-        skipped=tuple(r.client for r in accepted if r.payload and kept_back(r.payload)),
+        skipped=tuple(skipped),
         train_s=replies.seconds,
         evaluate_s=evaluated - aggregated,
         wall_s=time.perf_counter() - started,
@@ -189,7 +192,7 @@ def in_job_order(jobs: Sequence[Job], replies: Iterator[Reply]) -> Iterator[tupl
         yield job, early.pop(job.client)
 
 
-def checked(job: Job, reply: Reply, layout: Layout) -> tuple[Tensor, ...]:
+def checked(job: Job, reply: Reply, layout: Layout, vectors: int) -> tuple[Tensor, ...]:
     """The update in a reply, or FrameError with the reason why it cannot be used."""
     if reply.error is not None or reply.payload is None:
         raise frame.FrameError(reply.error or "it has no payload")
@@ -198,12 +201,14 @@ def checked(job: Job, reply: Reply, layout: Layout) -> tuple[Tensor, ...]:
         raise frame.FrameError("it answers another job")
     if (head.first, head.last) != (layout.depth - job.knobs.layers, layout.depth):
         raise frame.FrameError("it covers other layers than the job asked for")
+    if len(reply.payload.bodies) != vectors:
+        raise frame.FrameError(f"{len(reply.payload.bodies)} vectors where {vectors} belong")
     if reply.examples < 1:
         raise frame.FrameError(f"it claims {reply.examples} examples")
-    vectors = frame.unpack(reply.payload, layout)
-    if not all(frame.finite(vector) for vector in vectors):
+    update = frame.unpack(reply.payload, layout)
+    if not all(frame.finite(vector) for vector in update):
         raise frame.FrameError("it holds numbers that are not finite")
-    return vectors
+    return update
 
 
 class Timed:
@@ -240,8 +245,6 @@ class Accumulator:
         if not self.sums:
             size, dtype = self.layout.size, self.layout.dtype
             self.sums = [torch.zeros(size, dtype=dtype) for _ in vectors]
-        if len(vectors) != len(self.sums):
-            raise frame.FrameError(f"{len(vectors)} vectors, others sent {len(self.sums)}")
         where = self.layout.span(first, self.layout.depth)
         for total, vector in zip(self.sums, vectors, strict=True):
             total[where].add_(vector, alpha=weight)

@@ -8,7 +8,7 @@ from types import FrameType
 from typing import Any, Protocol, Self
 
 from fedbudget import rounds
-from fedbudget.engines.embedded import embedded
+from fedbudget.engines.choose import choose
 from fedbudget.errors import UserError
 from fedbudget.plan import Plan
 from fedbudget.runs import Checkpoint, RunFolder, summarise
@@ -80,7 +80,8 @@ def execute(
             f"config {model.layout.size}; the config was changed since"
         )
     state, saved = begin, begin.round
-    with embedded(plan, min(workers, plan.cohort)) as engine:
+    with choose(plan, min(workers, plan.cohort)) as engine:
+        about = {**about, "engine": engine.kind}
         if start:
             engine.states.update(start.clients)
         try:

@@ -25,6 +25,16 @@ class Task(NamedTuple):
     score: Callable[[nn.Module, Any, Tensor], Score]
     accuracy: bool
     """whether `correct` means anything"""
+    losses: Callable[[nn.Module, Any, Tensor], Tensor] | None = None
+    """(model, inputs, targets (examples, ...)) -> the score's losses, (examples, ...); None where a
+    loss is only known of a whole batch"""
+
+    @property
+    def label_smoothing(self) -> float | None:
+        """Of the cross-entropy; None where the loss is another."""
+        if not isinstance(self.loss, partial) or self.loss.func is not _cross_entropy:
+            return None
+        return float(self.loss.keywords["label_smoothing"])
 
 
 def classify(label_smoothing: float = 0.0) -> Task:
@@ -32,7 +42,8 @@ def classify(label_smoothing: float = 0.0) -> Task:
 
     Hugging Face outputs are understood. Scores are without smoothing.
     """
-    return Task(partial(_cross_entropy, label_smoothing=label_smoothing), _score_classes, True)
+    loss = partial(_cross_entropy, label_smoothing=label_smoothing)
+    return Task(loss, _score_classes, True, _losses)
 
 
 def custom(loss: Callable[[nn.Module, Any, Tensor], Tensor]) -> Task:
@@ -58,6 +69,12 @@ def _score_classes(model: nn.Module, x: Any, y: Tensor) -> Score:
     logits, y = logits.reshape(-1, logits.shape[-1]), y.reshape(-1)
     loss = F.cross_entropy(logits, y, reduction="sum")
     return Score(loss.item(), (logits.argmax(-1) == y).sum().item(), len(y))
+
+
+def _losses(model: nn.Module, x: Any, y: Tensor) -> Tensor:
+    logits = _logits(model, x)
+    flat = F.cross_entropy(logits.reshape(-1, logits.shape[-1]), y.reshape(-1), reduction="none")
+    return flat.view(y.shape)
 
 
 def _score_loss(model: nn.Module, x: Any, y: Tensor, *, loss: Any) -> Score:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedbudget.errors import StateLostError, UserError
 from fedbudget.models.flat import Layout
+from fedbudget.types import Ack
 
 ServerState = Mapping[str, Tensor]
 """named vectors; "weights" is the global model"""
@@ -65,16 +66,19 @@ class LocalRun:
         whole = self.received[0]
         return whole.new_zeros((*self.weights.shape[:-1], *whole.shape[-1:]))
 
-    def projected(self, point: Tensor) -> Tensor:
-        """Nearest point of the constraint set to (..., n), the frozen rest of the model as it is."""
+    def projected(self, point: Tensor, model: Tensor | None = None) -> Tensor:
+        """Nearest point of the constraint set to (..., n), the frozen rest as in `model`.
+
+        That is the model the server sent, unless the client has its own, (..., whole model).
+        """
         if self.project is None:
             raise UserError("the algorithm needs a constraint set, and the client has none")
-        whole = self.received[0]
+        whole = self.received[0] if model is None else model
         if point.shape[-1] == whole.shape[-1]:
             return self.project(point)
-        model = whole.expand(*point.shape[:-1], -1).clone()
-        model[..., self.part] = point
-        return self.project(model)[..., self.part]
+        whole = whole.expand(*point.shape[:-1], -1).clone()
+        whole[..., self.part] = point
+        return self.project(whole)[..., self.part]
 
 
 Term = Callable[[LocalRun], None]
@@ -89,6 +93,19 @@ def counted(counts: Sequence[int], layout: Layout) -> Tensor:
     for group, count in enumerate(counts):
         whole[layout.span(group, group + 1)] = max(1, count)
     return whole
+
+
+def averaged_over(acks: Sequence[Ack | None], layout: Layout) -> Tensor | None:
+    """The replies behind each agent's last update, (agents, 1) or (agents, whole model).
+
+    All agents have an ack, or none has.
+    """
+    known = [ack.counts for ack in acks if ack is not None]
+    if not known:
+        return None
+    distinct = {counts: counted(counts, layout) for counts in set(known)}
+    width = max(len(vector) for vector in distinct.values())
+    return torch.stack([distinct[counts].expand(width) for counts in known])
 
 
 @dataclass(frozen=True)
@@ -128,3 +145,5 @@ class Algorithm(NamedTuple):
     """(state, what the server will decode, the part it covers) -> the state to keep"""
     personal: Callable[[Sent, ClientState, Tensor | None], Tensor] = _global
     """(what goes down, client state, averaged_over) -> the client's own model"""
+    vectors: int = 1
+    """how many a client sends"""

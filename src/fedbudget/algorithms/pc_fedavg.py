@@ -42,6 +42,7 @@ def pc_fedavg(agents: int, rho: Penalty, sigma: float = 0.0, projected: bool = F
         partial(_aggregate, agents=agents),
         _sent,
         block,
+        vectors=2,
     )
 
 
@@ -56,7 +57,8 @@ def _send(state: ServerState) -> Sent:
 def _start(run: LocalRun) -> None:
     offset = run.kept("offset") + _counted(run.kept("pending"), run.averaged_over)
     run.work["offset"] = offset
-    run.work["block"] = (run.received[1] + offset)[..., run.part].clone()
+    run.work["whole block"] = run.received[1] + offset
+    run.work["block"] = run.work["whole block"][..., run.part].clone()
     run.work["increment"] = torch.zeros_like(run.weights)
     run.work["excess"] = torch.zeros_like(run.weights)
 
@@ -71,9 +73,10 @@ def _step(
     delta = (run.grads - sigma * apart).mul_(-lr / agents)
     if projected:
         there = u + delta - (lr * sigma) * apart
-        v = run.projected(there) - u - delta
+        v = run.projected(there, run.work["whole block"]) - u - delta
     else:
-        v = (sigma * apart + rho(run.round) * (u - run.projected(u))).mul_(-lr)
+        outside = u - run.projected(u, run.work["whole block"])
+        v = (sigma * apart + rho(run.round) * outside).mul_(-lr)
     for where in run.statistics:
         v[..., where] = 0
     u += delta + v

@@ -36,6 +36,7 @@ def scaffold(server: ServerOptimizer | None = None, terms: Sequence[Term] = ()) 
         _finish,
         partial(_aggregate, server=optimizer),
         _sent,
+        vectors=2,
     )
 
 

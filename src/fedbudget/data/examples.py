@@ -67,8 +67,8 @@ class Arrays:
 
     def batch(self, numbers: Numbers) -> tuple[Tensor, Tensor]:
         at = torch.from_numpy(numbers)
-        x = self.x[at]
-        return (x.float() / 255 if x.dtype == torch.uint8 else x), self.y[at]
+        x = self.x.index_select(0, at)  # copies rows: several times as fast as x[at]
+        return (x.float().div_(255) if x.dtype == torch.uint8 else x), self.y.index_select(0, at)
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,8 @@ that the server may not have used"""
 class Engine(Protocol):
     """Runs jobs in any order; a failure is a Reply too. Client state stays on this side."""
 
+    kind: str
+    """how clients train: one by one ("loop") or many at once ("batched")"""
     states: MutableMapping[int, Versions]
     """what clients keep from round to round; a checkpoint holds it, no algorithm's server sees it"""
 
@@ -95,6 +97,7 @@ class Host:
 class Agents:
     """The part of an embedded engine that looks at all agents' own models."""
 
+    kind = "loop"
     plan: Plan
     states: MutableMapping[int, Versions]
 

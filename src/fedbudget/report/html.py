@@ -1,13 +1,18 @@
-"""One self-contained HTML page: verdict, table, figure, configuration."""
+"""One self-contained HTML page: verdict, tables, figures, configuration."""
 
 import html
 import io
 import re
 from collections.abc import Sequence
 
-from fedbudget.report.figures import loss_figure
+import matplotlib
+from matplotlib.figure import Figure
+
+from fedbudget.report.figures import pictures
 from fedbudget.report.load import Loaded, by_name
-from fedbudget.report.tables import budgets, caption, columns, rows
+from fedbudget.report.sheets import Sheet
+from fedbudget.report.standing import budgets
+from fedbudget.report.tables import comparison, device_classes
 
 STYLE = """
 :root { color-scheme: light dark; }
@@ -23,11 +28,14 @@ pre { overflow-x: auto; font-size: .85rem; }
 """
 
 
-def page(runs: Sequence[Loaded]) -> str:
-    head = "".join(f"<th>{c}</th>" for c in columns(runs))
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
-        for row in rows(runs)
+def page(runs: Sequence[Loaded], more: Sequence[Sheet] = ()) -> str:
+    """`more` are tables of a protocol, shown after the comparison."""
+    own = device_classes(runs)
+    sheets = [comparison(runs), *more, *([own] if own else [])]
+    tables = "\n".join(sheet.html() for sheet in sheets)
+    figures = "\n".join(
+        f"<figure>{_svg(p.figure, p.name)}\n<figcaption>{html.escape(p.caption)}</figcaption></figure>"
+        for p in pictures(runs)
     )
     folders = ", ".join(str(r.path) for r in runs)
     configs = "".join(
@@ -41,11 +49,9 @@ def page(runs: Sequence[Loaded]) -> str:
 <title>fedbudget report</title><style>{STYLE}</style></head><body>
 <h1>fedbudget report</h1>
 <p>{html.escape(verdict(runs))}</p>
-<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>
-<p class="note">{html.escape(caption(runs))}</p>
-<figure>{_svg(runs)}
-<figcaption>Validation loss after each round; the band is the range over seeds.
-Read from {html.escape(folders)}.</figcaption></figure>
+{tables}
+{figures}
+<p class="note">Read from {html.escape(folders)}.</p>
 <h2>Configuration</h2>{configs}
 </body></html>
 """
@@ -72,7 +78,9 @@ def verdict(runs: Sequence[Loaded]) -> str:
     return " ".join(sentences)
 
 
-def _svg(runs: Sequence[Loaded]) -> str:
+def _svg(figure: Figure, name: str) -> str:
+    """Without the XML head; what it refers to inside keeps a name of its own on the page."""
     out = io.StringIO()
-    loss_figure(runs).savefig(out, format="svg")
+    with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
+        figure.savefig(out, format="svg")
     return re.sub(r"^.*?(?=<svg)", "", out.getvalue(), flags=re.DOTALL)

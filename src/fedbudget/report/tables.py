@@ -1,63 +1,64 @@
 """The comparison table: a row a method, mean and spread over its seeds."""
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
-from rich import box
-from rich.markup import escape
 from rich.table import Table
 
 from fedbudget.report.load import Loaded, by_name
+from fedbudget.report.sheets import Sheet, spread
+from fedbudget.report.standing import CLASS_COLUMNS, accounting, budgets, class_rows
+from fedbudget.units import show
 
+__all__ = ["caption", "columns", "comparison", "device_classes", "markdown", "rows", "spread"]
 
-def spread(values: Sequence[float], form: str) -> str:
-    """Mean, and standard deviation where there are several.
-
-    >>> spread([1.0, 2.0, 3.0], ".1f")
-    '2.0 ± 1.0'
-    """
-    if not values:
-        return "-"
-    mean = format(fmean(values), form)
-    return f"{mean} ± {stdev(values):{form}}" if len(values) > 1 else mean
+SHORT = {"communication": "uplink", "temperature": "heat"}
+"""headings for narrow terminals"""
 
 
 def megabytes(count: float) -> str:
     return f"{count / 1e6:.1f} MB"
 
 
-SHORT = {"communication": "uplink", "temperature": "heat"}
-"""headings for narrow terminals"""
-
-
 def columns(runs: Sequence[Loaded]) -> list[str]:
     """A column for each budget that any of the runs has."""
+    limited = budgeted(runs)
     return [
         *("run", "seeds", "rounds", "loss", "accuracy"),
-        *(SHORT.get(resource, resource) for resource in _budgeted(runs)),
-        *("up", "time"),
+        *(["budgets"] if limited else []),
+        *(SHORT.get(resource, resource) for resource in limited),
+        *("spent", "sent", "time"),
     ]
 
 
 def caption(runs: Sequence[Loaded]) -> str:
     """What the columns mean."""
     text = "loss, accuracy: on the validation set, mean of the last 5 evaluations; ± over seeds."
-    if names := [SHORT.get(r, r) for r in _budgeted(runs)]:
+    if names := [SHORT.get(r, r) for r in budgeted(runs)]:
         text += (
             f" {', '.join(names)}: usage of the worst client and round over its budget, and in "
             "brackets the rounds in which any client was over."
         )
-    return text
+        kinds = {accounting(run.summary) for run in runs}
+        if "paper" in kinds:
+            text += (
+                " budgets: the accounting they are kept in. counted = every sample and byte; "
+                "paper = the CAFL papers' proxies, which leave out accumulated samples: do not "
+                "compare one with the other."
+            )
+    return text + " spent, sent: counted energy and uplink of all clients and rounds."
 
 
 def rows(runs: Sequence[Loaded]) -> list[list[str]]:
     found = []
+    limited = budgeted(runs)
     for name, same in by_name(runs).items():
         summaries = [r.summary for r in same]
         scores = [s["validation"] for s in summaries]
         done = sorted({s["rounds_done"] for s in summaries})
         planned = max(s["rounds"] for s in summaries)
+        joules = [j for run in same if (j := energy(run)) is not None]
         found.append(
             [
                 name,
@@ -65,7 +66,9 @@ def rows(runs: Sequence[Loaded]) -> list[list[str]]:
                 "/".join(map(str, done)) + ("" if done == [planned] else f" of {planned}"),
                 spread([v["loss"] for v in scores if "loss" in v], ".3f"),
                 spread([v["accuracy"] for v in scores if "accuracy" in v], ".3f"),
-                *(_kept(summaries, resource) for resource in _budgeted(runs)),
+                *([accounting(summaries[0]) or "-"] if limited else []),
+                *(_kept(summaries, resource) for resource in limited),
+                show(fmean(joules), "energy") if joules else "-",
                 megabytes(fmean(s["wire"]["up_bytes"] for s in summaries)),
                 spread([s["time"]["wall_s"] for s in summaries], ".0f") + " s",
             ]
@@ -73,17 +76,16 @@ def rows(runs: Sequence[Loaded]) -> list[list[str]]:
     return found
 
 
-def budgets(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """The resources of a run that have a budget, in whichever accounting it is."""
-    return {
-        resource: use
-        for accounting in summary["usage"].values()
-        for resource, use in accounting.items()
-        if "budget" in use
-    }
+def energy(run: Loaded) -> float | None:
+    """Counted joules of all clients and rounds; None where nothing was counted."""
+    counted = [record.get("usage", {}).get("counted", {}) for record in run.records]
+    if not any(counted):
+        return None
+    return sum(float(use["energy"]) for clients in counted for use in clients.values())
 
 
-def _budgeted(runs: Sequence[Loaded]) -> list[str]:
+def budgeted(runs: Sequence[Loaded]) -> list[str]:
+    """Resources that any of the runs has a budget for."""
     return list(dict.fromkeys(r for run in runs for r in budgets(run.summary)))
 
 
@@ -97,60 +99,26 @@ def _kept(summaries: Sequence[Mapping[str, Any]], resource: str) -> str:
     return f"{worst:.2f}" + (f" ({over})" if over else "")
 
 
-TARGET_COLUMNS = ("run", "reached by", "rounds", "energy", "uplink", "time")
+def comparison(runs: Sequence[Loaded]) -> Sheet:
+    return Sheet(columns(runs), rows(runs), caption(runs))
 
 
-def cost_to(run: Loaded, target: float) -> dict[str, float] | None:
-    """What it took, over all clients, until the validation loss first reached the target."""
-    spent = {"rounds": 0.0, "energy": 0.0, "uplink": 0.0, "time": 0.0}
-    for record in run.records:
-        counted = record.get("usage", {}).get("counted", {})
-        spent["rounds"] += 1
-        spent["energy"] += sum(use["energy"] for use in counted.values())
-        spent["uplink"] += record["up_bytes"]
-        spent["time"] += record["wall_s"]
-        loss = (record.get("validation") or {}).get("loss")
-        if loss is not None and loss <= target:
-            return spent
-    return None
-
-
-def target_rows(runs: Sequence[Loaded], target: float) -> list[list[str]]:
-    """Mean and spread over the seeds that reached it."""
-    found = []
-    for name, same in by_name(runs).items():
-        costs = [c for run in same if (c := cost_to(run, target)) is not None]
-        found.append(
-            [
-                name,
-                f"{len(costs)} of {len(same)}",
-                spread([c["rounds"] for c in costs], ".0f"),
-                spread([c["energy"] for c in costs], ".0f") + " J",
-                spread([c["uplink"] / 1e6 for c in costs], ".1f") + " MB",
-                spread([c["time"] for c in costs], ".0f") + " s",
-            ]
-        )
-    return found
-
-
-def target_table(runs: Sequence[Loaded], target: float) -> Table:
-    table = Table(*TARGET_COLUMNS, title=f"cost to a validation loss of {target:g}, all clients")
-    for row in target_rows(runs, target):
-        table.add_row(*map(escape, row))
-    return table
+def device_classes(runs: Sequence[Loaded]) -> Sheet | None:
+    """How each class stood to its own budgets; None where no run tells classes apart."""
+    found = class_rows(runs)
+    if not found:
+        return None
+    text = (
+        "usage over the class's own budget: mean over clients in the last rounds, worst client of "
+        "any round, and rounds in which a client of the class was over, of those it took part in."
+    )
+    return Sheet(CLASS_COLUMNS, found, text, "device classes")
 
 
 def terminal(runs: Sequence[Loaded]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=0, caption=caption(runs), caption_justify="left")
-    for i, column in enumerate(columns(runs)):
-        table.add_column(column, justify="left" if i == 0 else "right")
-    for row in rows(runs):
-        table.add_row(*map(escape, row))
-    return table
+    return comparison(runs).terminal()
 
 
 def markdown(runs: Sequence[Loaded]) -> str:
-    names = columns(runs)
-    lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
-    lines += ["| " + " | ".join(row) + " |" for row in rows(runs)]
-    return "\n".join(lines) + f"\n\n{caption(runs)}\n"
+    own = device_classes(runs)
+    return comparison(runs).markdown() + (f"\n{own.markdown()}" if own else "")

@@ -55,17 +55,27 @@ class Scale:
 
 
 FULL = Scale(
-    ("mnist", "cifar10"),
-    200,
-    100,
-    (0.03, 0.1, 0.3, 1.0, 3.0),
-    (1.0, 3.0),
-    (0.3, 1.0, 3.0, 10.0, 30.0),
-    3,
-    (1, 5, 10, 20),
-    400,
+    datasets=("mnist", "cifar10"),
+    rounds=200,
+    sweep_rounds=100,
+    rhos=(0.1, 0.3, 1.0, 3.0, 10.0),
+    steps=(1.0, 3.0),
+    projected_steps=(0.1, 0.3, 1.0, 3.0, 10.0),
+    seeds=3,
+    local_steps=(1, 5, 10, 20),
+    oracle_iterations=400,
 )
-QUICK = Scale(("mnist",), 20, 10, (0.1, 1.0), (1.0,), (1.0, 3.0), 1, (1, 10), 30)
+QUICK = Scale(
+    datasets=("mnist",),
+    rounds=20,
+    sweep_rounds=10,
+    rhos=(0.1, 1.0),
+    steps=(1.0,),
+    projected_steps=(1.0, 3.0),
+    seeds=1,
+    local_steps=(1, 10),
+    oracle_iterations=30,
+)
 
 
 @dataclass(frozen=True)

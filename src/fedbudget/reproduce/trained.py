@@ -9,12 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from fedbudget.build import prepare
 from fedbudget.config import Config, find_config, load
 from fedbudget.report.load import Loaded, by_name, find_runs
 from fedbudget.report.sheets import Sheet, spread
 from fedbudget.reproduce.training_figures import amount, loss_figure, usage_figure
+from fedbudget.resources import proxies
 from fedbudget.resources.costs import Costs
 from fedbudget.runs import LAST, write
 from fedbudget.training import train_all
@@ -85,25 +87,26 @@ class Measure:
     budgets: Mapping[str, Usage]
     """accounting -> resource -> limit"""
 
-    def of_round(self, record: Mapping[str, object], accounting: str) -> list[Usage]:
-        """Each client's usage; the proxies' of knobs that they have no compression level for too.
+    def of_round(self, record: Mapping[str, Any], accounting: str) -> list[Usage]:
+        """Each client's usage; where none was reported, what its knobs come to.
 
-        The level enters their communication only, so that is left out there.
+        That is so for records of old, and for the proxies of a codec that they have no level for:
+        the level enters their communication only, which is left out then.
         """
         reported = record.get("usage", {})
-        assert isinstance(reported, Mapping)
         if accounting in reported:
             return list(reported[accounting].values())
-        given, cohort = record["knobs"], record["cohort"]
-        assert isinstance(given, Mapping)
-        assert isinstance(cohort, Sequence)
-        present = reported.get("counted", {})
-        found: list[Usage] = []
-        for client in (c for c in cohort if str(c) in present):
+        given, found = record["knobs"], []
+        for client in (c for c in record["cohort"] if str(c) not in record["dropped"]):
             knobs = Knobs(**given.get(str(client), given.get("*")))
-            usage = self.known.paper(replace(knobs, codec="raw32"))
-            found.append({r: u for r, u in usage.items() if r != "communication"})
-        return found
+            if accounting == "counted":
+                found.append(self.known.forecast(knobs))
+            elif proxies.level(knobs.codec) is not None:
+                found.append(self.known.paper(knobs))
+            else:
+                usage = self.known.paper(replace(knobs, codec="raw32"))
+                found.append({r: u for r, u in usage.items() if r != "communication"})
+        return list(found)
 
     def course(self, run: Loaded, accounting: str, resource: str) -> dict[int, float]:
         """By round: mean over the cohort, as the papers have it."""

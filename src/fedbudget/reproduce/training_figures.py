@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from fedbudget.report import figures
 from fedbudget.report.figures import STYLES, colour, legend_below, style, tidy
 from fedbudget.report.load import Loaded, by_name
-from fedbudget.units import UNITS, show
+from fedbudget.units import show
 
 WHAT = {
     "energy": "energy a client and round",
@@ -51,10 +51,9 @@ def usage_figure(runs: Sequence[Loaded], by: Measured, resources: Sequence[str])
                     band = (values.min(0), values.max(0))
                     axes.fill_between(rounds, *band, color=colour(k), alpha=0.15, linewidth=0)
                 limit = by.budgets[accounting][resource]
-                axes.axhline(limit, color="black", linewidth=1.2, label="budget")
-                y = PAPER_UNIT if accounting == "paper" else UNITS[resource]
-                if accounting == "counted" and resource == "temperature":
-                    y = "K above ambient"
+                axes.axhline(limit, color="black", linewidth=1, label="budget", zorder=1)
+                heat = "above ambient" if resource == "temperature" else ""
+                y = PAPER_UNIT if accounting == "paper" else heat  # the ticks have their units
                 tidy(axes, y, f"{WHAT[resource]}: {TITLES[accounting]}")
                 axes.set_xlabel("round")
                 _scale(axes, partial(amount, resource=resource, accounting=accounting))
@@ -65,7 +64,7 @@ def usage_figure(runs: Sequence[Loaded], by: Measured, resources: Sequence[str])
 def _scale(axes: Axes, write: Callable[[float, float | None], str]) -> None:
     """From zero, or a log scale where values are far apart; ticks that can be read."""
     low, high = axes.dataLim.ymin, axes.dataLim.ymax
-    if low > 0 and high > 4 * low:
+    if low > 0 and high > 6 * low:
         axes.set_yscale("log")
         low, high = axes.get_ylim()
         decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)

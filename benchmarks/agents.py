@@ -1,0 +1,281 @@
+"""Many small agents: the batched engine beside a plain autograd loop, our own loop, and m blocks.
+
+1. W3, softmax regression 784 x 10, 20 local steps of batch 64, FedAvg: client updates per second of
+   one core. The three run by turns, and the figure is the median of the ratios.
+2. PC-FedAvg with an l1 ball an agent, everybody in every round, 5 local steps of batch 64: a round
+   from 10 to 10,000 agents, and the paper's form, in which every agent holds a block for every
+   agent, up to 300.
+Every agent has 60 images of MNIST (and 600 in a second trial of 1), drawn with replacement, as
+numbers into one array. Times are CPU seconds of one thread,
+because other work on the machine must not count.
+    python benchmarks/agents.py [--out docs/results/agents] [--repeat 7] [--most 10000]
+"""
+
+import argparse
+import platform
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedbudget import constraints, seeds
+from fedbudget.algorithms import terms
+from fedbudget.algorithms.algorithm import Algorithm
+from fedbudget.algorithms.fedavg import fedavg
+from fedbudget.algorithms.pc_fedavg import pc_fedavg
+from fedbudget.client import Recipe
+from fedbudget.control.controller import fixed
+from fedbudget.data.examples import Arrays, Parts, draw
+from fedbudget.data.sources import mnist
+from fedbudget.engines.batched import Batched
+from fedbudget.engines.choose import suits
+from fedbudget.engines.embedded import InProcess
+from fedbudget.models.softmax import Softmax
+from fedbudget.plan import Plan
+from fedbudget.rounds import State, first_state, one_round
+from fedbudget.task import classify
+from fedbudget.types import Knobs
+
+FEATURES, CLASSES, BATCH, OWN = 784, 10, 64, 60
+NUMBERS = FEATURES * CLASSES + CLASSES
+COHORT = 64
+SIGMA, LR, RADII = 0.1, 0.5, (20.0, 100.0)
+SIZES = (10, 30, 100, 300, 1000, 3000, 10_000)
+BLOCKS_UP_TO = 300
+NEVER = 10**6
+
+
+def outside() -> Softmax:
+    """A start with an l1 norm near 190, which no agent's set has: every projection has work."""
+    model = Softmax(FEATURES, CLASSES)
+    nn.init.normal_(model.linear.weight, std=0.03)
+    return model
+
+
+def make_plan(
+    images: Arrays,
+    agents: int,
+    algorithm: Algorithm,
+    steps: int,
+    cohort: int | None = None,
+    own: int = OWN,
+) -> Plan:
+    rng = np.random.default_rng(0)
+    numbers = [rng.integers(len(images), size=own) for _ in range(agents)]
+    radii = np.linspace(*RADII, agents)
+    return Plan(
+        name="agents",
+        seed=0,
+        rounds=NEVER,
+        cohort=cohort or agents,
+        model=outside,
+        clients=Parts(images, numbers),
+        validation=None,
+        algorithm=algorithm,
+        controller=fixed(Knobs(1, steps, BATCH)),
+        task=classify(),
+        lr=LR,
+        recipe=Recipe("sgd"),
+        constraints=[constraints.l1_ball(float(r)) for r in radii],
+        evaluate_every=NEVER,
+    )
+
+
+def plain_round(
+    clients: list[Arrays], model: nn.Module, weights: dict[str, Tensor], number: int
+) -> None:
+    """What anyone would write: copy the weights in, train with autograd, add up the difference."""
+    sums = {name: torch.zeros_like(value) for name, value in weights.items()}
+    for client, examples in enumerate(clients):
+        model.load_state_dict(weights)
+        optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+        batches = draw(examples, BATCH, seeds.rng(0, number, client, "batches"))
+        for _ in range(20):
+            x, y = next(batches)
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        for name, parameter in model.named_parameters():
+            sums[name] += parameter.detach() - weights[name]
+    for name, total in sums.items():
+        weights[name] = weights[name] + total / len(clients)
+
+
+def speed(images: Arrays, repeat: int, own: int) -> list[str]:
+    """Client updates per second, by turns."""
+    plan = make_plan(images, 1000, fedavg(), 20, COHORT, own)
+    assert suits(plan)
+    model = plan.model()
+    # the plain loop has its images as floats from the start
+    ready = [Arrays(*plan.clients[i].batch(np.arange(own))) for i in range(COHORT)]
+    weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+    engines = {"our loop": InProcess(plan), "batched": Batched(plan)}
+    states = dict.fromkeys(engines, first_state(plan))
+    rates: dict[str, list[float]] = {"plain autograd loop": [], "our loop": [], "batched": []}
+    for number in range(1, repeat + 2):
+        started = time.process_time()
+        plain_round(ready, model, weights, number)
+        rates["plain autograd loop"].append(COHORT / (time.process_time() - started))
+        for name, engine in engines.items():
+            started = time.process_time()
+            layout = engine.host.model.layout
+            _, states[name] = one_round(plan, engine, layout, states[name], number)
+            rates[name].append(COHORT / (time.process_time() - started))
+    head = f"| W3, FedAvg, {own} images an agent | client updates/s | to the plain loop |"
+    lines = [head, "|---|---|---|"]
+    plain = rates["plain autograd loop"][1:]
+    for name, found in rates.items():
+        ratios = [a / b for a, b in zip(found[1:], plain, strict=True)]
+        span = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        lines.append(f"| {name} | {statistics.median(found[1:]):.0f} | {span} |")
+    return lines
+
+
+def memory_mb() -> float:
+    """What the process has in memory of its own, files it maps left out."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return float("nan")
+    return int(status.split("RssAnon:")[1].split()[0]) / 1024
+
+
+def blocks_round(plan: Plan, blocks: Tensor, number: int, steps: int) -> Tensor:
+    """The paper's round: agent i steps all m blocks (m, d); the server takes each block's mean."""
+    agents, rho = len(blocks), float(np.sqrt(number))
+    mean = torch.zeros_like(blocks)
+    module = plan.model()
+    assert plan.constraints is not None
+    for i in range(agents):
+        mine = blocks.clone()
+        batches = draw(plan.clients[i], BATCH, seeds.rng(0, number, i, "batches"))
+        for _ in range(steps):
+            z = mine.mean(0)
+            with torch.no_grad():
+                module.linear.weight.copy_(z[: FEATURES * CLASSES].view(CLASSES, FEATURES))
+                module.linear.bias.copy_(z[FEATURES * CLASSES :])
+            x, y = next(batches)
+            loss = F.cross_entropy(module(x), y)
+            weight, bias = torch.autograd.grad(loss, list(module.parameters()))
+            g = torch.cat([weight.flatten(), bias])
+            apart = mine[i] - z
+            outside = mine[i] - plan.constraints[i].project(mine[i])
+            mine -= LR / agents * (g - SIGMA * apart)
+            mine[i] -= LR * (SIGMA * apart + rho * outside)
+        mean += mine / agents
+    return mean
+
+
+def a_round(plan: Plan, engine: Batched, state: State, number: int) -> tuple[float, State]:
+    started = time.process_time()
+    _, state = one_round(plan, engine, engine.layout, state, number)
+    return time.process_time() - started, state
+
+
+def growth(images: Arrays, most: int, repeat: int) -> tuple[list[dict[str, float]], list[str]]:
+    """A round's time and memory by the number of agents."""
+    rows: list[dict[str, float]] = []
+    for agents in (m for m in SIZES if m <= most):
+        plan = make_plan(images, agents, pc_fedavg(agents, terms.growing(1.0), SIGMA), 5)
+        assert suits(plan)
+        before = memory_mb()
+        with Batched(plan) as engine:
+            begin = first_state(plan)
+            _, state = a_round(plan, engine, begin, 1)
+            mean = state.weights
+            times = []
+            for number in range(2, 2 + max(2, min(repeat, 1000 // agents))):
+                took, state = a_round(plan, engine, state, number)
+                times.append(took)
+            started = time.process_time()
+            found = engine.assess(plan.algorithm.send(state.server), state.acks)
+            row = {
+                "agents": agents,
+                "round_s": statistics.median(times),
+                "assess_s": time.process_time() - started,
+                "state_mb": engine.rows.bytes / 1e6,
+                "mapped": engine.rows.mapped,
+                "memory_mb": memory_mb() - before,
+                "objective": found["objective"],
+                "infeasibility": found["infeasibility"],
+            }
+        if agents <= BLOCKS_UP_TO:
+            blocks = begin.weights.repeat(agents, 1)
+            started = time.process_time()
+            blocks = blocks_round(plan, blocks, 1, 5)
+            row["blocks_s"] = time.process_time() - started
+            moved = (mean - begin.weights).norm()
+            assert (blocks.mean(0) - mean).norm() < 1e-3 * moved  # in float32, a mean of m blocks
+        rows.append(row)
+        print(row, flush=True)
+    lines = [
+        "| agents | CPU s a round | ms an agent | assess, s | agents' state | own memory | "
+        "m blocks, CPU s | m blocks, state |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for r in rows:
+        state = f"{r['state_mb']:,.0f} MB{' (mapped)' if r['mapped'] else ''}"
+        blocks = f"{r['blocks_s']:,.2f}" if "blocks_s" in r else "-"
+        lines.append(
+            f"| {r['agents']:,.0f} | {r['round_s']:.2f} | {1e3 * r['round_s'] / r['agents']:.2f} | "
+            f"{r['assess_s']:.2f} | {state} | {r['memory_mb']:,.0f} MB | {blocks} | "
+            f"{blocks_mb(r['agents']):,.0f} MB |"
+        )
+    return rows, lines
+
+
+def blocks_mb(agents: float) -> float:
+    """Every agent holds a block for every agent."""
+    return agents**2 * NUMBERS * 4 / 1e6
+
+
+def draw_figure(rows: list[dict[str, float]], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    agents = [r["agents"] for r in rows]
+    seconds = [r["round_s"] for r in rows]
+    left.loglog(agents, seconds, "o-", label="O(d) form, batched engine")
+    straight = [seconds[-1] * m / agents[-1] for m in agents]
+    left.loglog(agents, straight, ":", color="grey", label="proportional to the agents")
+    slow = [r for r in rows if "blocks_s" in r]
+    left.loglog([r["agents"] for r in slow], [r["blocks_s"] for r in slow], "s-", label="m blocks")
+    left.set(xlabel="agents", ylabel="CPU seconds a round", title="Time of a round")
+    right.loglog(agents, [r["state_mb"] for r in rows], "o-", label="O(d) form, two versions")
+    right.loglog(agents, [blocks_mb(m) for m in agents], "s-", label="m blocks an agent")
+    right.set(xlabel="agents", ylabel="MB", title="All agents' state")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        axes.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--out", type=Path, default=Path("docs/results/agents"))
+    arguments.add_argument("--repeat", type=int, default=7)
+    arguments.add_argument("--most", type=int, default=SIZES[-1])
+    given = arguments.parse_args()
+    torch.set_num_threads(1)
+    images = mnist().train
+    lines = [*speed(images, given.repeat, OWN), "", *speed(images, given.repeat, 10 * OWN)]
+    print("\n".join(lines), flush=True)
+    rows, table = growth(images, given.most, given.repeat)
+    print("\n".join(table))
+    given.out.mkdir(parents=True, exist_ok=True)
+    machine = f"torch {torch.__version__}, {platform.machine()}, one thread"
+    text = "\n".join([machine, "", *lines, "", *table, ""])
+    (given.out / "tables.md").write_text(text)
+    draw_figure(rows, given.out / "agents.png")
+
+
+if __name__ == "__main__":
+    main()
