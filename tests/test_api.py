@@ -11,7 +11,11 @@ from torch import nn
 import fedbudget as fb
 from conftest import blobs, data_folder
 from fedbudget.algorithms.fedavg import fedavg
+from fedbudget.algorithms.pc_fedavg import pc_fedavg
 from fedbudget.algorithms.server import adam, momentum, yogi
+from fedbudget.algorithms.terms import growing
+from fedbudget.client import Recipe
+from fedbudget.constraints import box, l1_ball
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -229,3 +233,35 @@ def test_the_example_of_private_sets_keeps_sets_and_budgets(capsys):
     assert all(used[r]["worst_ratio"] <= 1 for r in ("energy", "communication"))
     assert run.losses[-1] < 0.2
     assert run.figures["projected_accuracy"] > 0.9
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"constraints": [l1_ball(1.0)]}, "1 sets for 2 clients"),
+        ({"constraints": [1.0, l1_ball(1.0)]}, r"constraints\[0\] is a float"),
+        ({"constraints": None}, "needs constraints"),
+        ({"algorithm": pc_fedavg(3, growing(1.0))}, "made for 3 agents, but there are 2"),
+        (
+            {"constraints": [box(torch.zeros(9), torch.ones(9))] * 2},
+            "their last dimensions must be equal",
+        ),
+    ],
+)
+def test_bad_constraint_sets_are_explained(change, sentence):
+    x, y = torch.randn(40, 6), torch.arange(40) % 2
+    arguments = {
+        "clients": [(x, y)] * 2,
+        "algorithm": pc_fedavg(2, growing(1.0)),
+        "constraints": [l1_ball(1.0)] * 2,
+        "recipe": Recipe(optimizer="sgd"),
+        "rounds": 3,
+    }
+    with pytest.raises(fb.UserError, match=sentence):
+        fb.train(nn.Linear(6, 2), **(arguments | change), quiet=True)
+
+
+def test_clients_with_inputs_of_different_shapes_are_explained():
+    y = torch.arange(40) % 2
+    with pytest.raises(fb.UserError, match=r"clients\[1\] has inputs of shape \(5,\)"):
+        fb.train(nn.Linear(6, 2), [(torch.randn(40, 6), y), (torch.randn(40, 5), y)], quiet=True)

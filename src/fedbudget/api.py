@@ -21,7 +21,7 @@ from fedbudget.constraints import ConstraintSet
 from fedbudget.control import planner as control
 from fedbudget.control.controller import Controller, fixed
 from fedbudget.control.planner import Search
-from fedbudget.data.examples import as_examples
+from fedbudget.data.examples import Arrays, as_examples
 from fedbudget.data.partition import check_sizes
 from fedbudget.engines.choose import choose
 from fedbudget.errors import UserError
@@ -72,7 +72,8 @@ class Run:
     @property
     def losses(self) -> list[float]:
         """Validation loss after each evaluated round."""
-        return [r.validation["loss"] for r in self.records if r.validation is not None]
+        scores = [r.validation for r in self.records if r.validation is not None]
+        return [v["loss"] for v in scores if "loss" in v]
 
     def table(self) -> None:
         """Print the result."""
@@ -189,6 +190,12 @@ def train(
     if not parts:
         raise UserError("clients is empty: give one data set per client")
     check_sizes([len(p) for p in parts])
+    shapes = [tuple(p.x.shape[1:]) for p in parts if isinstance(p, Arrays)]
+    if odd := [i for i, shape in enumerate(shapes) if shape != shapes[0]]:
+        raise UserError(
+            f"clients[{odd[0]}] has inputs of shape {shapes[odd[0]]}, clients[0] of {shapes[0]}; "
+            "all must have one shape"
+        )
     size = len(parts) if cohort is None else cohort
     local = recipe or Recipe(optimizer=optimizer)
     _check_numbers(rounds=rounds, steps=steps, batch=batch, workers=workers)
@@ -201,10 +208,8 @@ def train(
         )
     if controller is not None and not budget:
         raise UserError("controller: it needs a budget to keep; give budget={...}")
-    if constraints is not None and len(constraints) != len(parts):
-        raise UserError(
-            f"constraints: {len(constraints)} sets for {len(parts)} clients; give each one"
-        )
+    how = algorithm or fedavg()
+    _check_sets(how, constraints, len(parts))
     make = partial(copy.deepcopy, model) if isinstance(model, nn.Module) else model
     prefixes = tuple(groups) if groups is not None else None
     with seeds.torch_seeded(seed, 0, seeds.SERVER, "init"):
@@ -217,7 +222,6 @@ def train(
     task = custom(loss) if loss is not None else classify()
     named(codec or flat.layout.raw)
     base = Knobs(layers or depth, steps, batch, codec=codec or flat.layout.raw)
-    how = algorithm or fedavg()
     known: Costs | None = None
     limits: dict[str, float] = {}
     if budget:
@@ -258,6 +262,29 @@ def _check_numbers(**numbers: int) -> None:
     for key, value in numbers.items():
         if value < 1:
             raise UserError(f"{key} = {value}: it must be at least 1")
+
+
+def _check_sets(
+    algorithm: Algorithm, constraints: Sequence[ConstraintSet] | None, clients: int
+) -> None:
+    if algorithm.agents not in (0, clients):
+        raise UserError(
+            f"the algorithm is made for {algorithm.agents} agents, but there are {clients} clients"
+        )
+    if constraints is None:
+        if algorithm.agents:
+            raise UserError("the algorithm needs constraints: one set per client")
+        return
+    if len(constraints) != clients:
+        raise UserError(
+            f"constraints: {len(constraints)} sets for {clients} clients; give each one"
+        )
+    for number, own in enumerate(constraints):
+        if not isinstance(own, ConstraintSet):
+            raise UserError(
+                f"constraints[{number}] is a {type(own).__name__}; it must be a ConstraintSet, such "
+                "as fedbudget.constraints.l1_ball(2.0)"
+            )
 
 
 def _check_choices(optimizer: str, weighting: str) -> None:

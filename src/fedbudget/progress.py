@@ -52,7 +52,7 @@ class Live:
         self.replies = 0
         self.times.append(record.wall_s)
         self.up_bytes = record.up_bytes
-        if record.validation is not None:
+        if record.validation and "loss" in record.validation:
             self.losses.append(record.validation["loss"])
         self.bar.update(self.task, completed=record.round)
         self._show()

@@ -194,13 +194,14 @@ def summarise(
     if losses:
         validation["best_loss"] = min(losses)
     knobs = records[-1]["knobs"] if records else {}
-    if last and "objective" in last[0]:
+    assessed = [v for v in evaluated[-LAST:] if "objective" in v]
+    if assessed:
         facts = {
             **facts,
-            "objective": fmean(v["objective"] for v in last),
+            "objective": fmean(v["objective"] for v in assessed),
             "infeasibility": {
-                "mean": fmean(v["infeasibility"] for v in last),
-                "max": fmean(v["worst_infeasibility"] for v in last),
+                "mean": fmean(v["infeasibility"] for v in assessed),
+                "max": fmean(v["worst_infeasibility"] for v in assessed),
             },
         }
     return {

@@ -221,4 +221,8 @@ class Constraints(Table):
     @field_validator("radius", mode="before")
     @classmethod
     def _ends(cls, value: Any) -> Any:
-        return tuple(map(float, value)) if isinstance(value, list) and len(value) == 2 else value
+        if isinstance(value, list):
+            if len(value) != 2 or not all(isinstance(v, int | float) for v in value):
+                raise ValueError("it must be a number, or two: the first agent's and the last's")
+            return tuple(map(float, value))
+        return value

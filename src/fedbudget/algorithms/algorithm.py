@@ -147,3 +147,5 @@ class Algorithm(NamedTuple):
     """(what goes down, client state, averaged_over) -> the client's own model"""
     vectors: int = 1
     """how many a client sends"""
+    agents: int = 0
+    """the number of clients it is made for, each with a constraint set; 0 = any, without"""

@@ -43,6 +43,7 @@ def pc_fedavg(agents: int, rho: Penalty, sigma: float = 0.0, projected: bool = F
         _sent,
         block,
         vectors=2,
+        agents=agents,
     )
 
 

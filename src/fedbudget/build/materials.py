@@ -1,6 +1,7 @@
 """What a run is made of: clients' data, validation data, and a function that makes the model."""
 
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -164,6 +165,7 @@ def call(name: str, key: str, *arguments: Any) -> Any:
         sys.path.insert(0, os.getcwd())
     try:
         made = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
+        inspect.signature(made).bind(*arguments)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise UserError(f"{key} = {name!r}: {error}") from None
     return made(*arguments)

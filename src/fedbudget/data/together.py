@@ -11,6 +11,9 @@ from torch import Tensor
 
 from fedbudget.data.examples import Arrays, Examples, Numbers, Part
 
+_OFTEN = 8
+"""times that an example is drawn from which on a copy of all pays; it leaves the processor's cache"""
+
 
 def starts(parts: Sequence[Examples]) -> Numbers:
     """Where each part begins in `joined(parts)`, and the end of the last: (parts + 1,)."""
@@ -81,7 +84,7 @@ def draw_together(
         yield from _whole(whole, begins, longest, numbers)
         return
     numbers += begins[:-1, None]
-    if numbers.size >= 2 * len(whole):  # most come again: bytes become floats once
+    if numbers.size >= _OFTEN * len(whole):  # bytes become floats once
         whole = _Reused(*whole.batch(np.arange(len(whole))))
     for at in numbers:
         x, y = whole.batch(at.ravel())

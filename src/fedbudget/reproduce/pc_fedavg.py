@@ -135,7 +135,7 @@ def reproduce(dataset: str, scale: Scale, out: Path, tell: Callable[[str], None]
 def _base(dataset: str, radius: tuple[float, float] | None, extra: Sequence[str]) -> list[str]:
     found = [f"data.source={dataset}", *extra]
     if dataset == "cifar10":
-        found.append("train.batch=500")
+        found.append("train.batch=125")
     if radius:
         found.append(f"constraints.radius=[{radius[0]:.6g}, {radius[1]:.6g}]")
     return found
