@@ -4,13 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint bench docs clean
+.PHONY: demo test test-slow lint bench docs clean
 
 demo: $(VENV)/.core
 	@$(BIN)/fedbudget demo --out runs/demo
 
 test: lint
 	$(BIN)/pytest -q
+
+# what takes minutes
+test-slow: $(VENV)/.dev
+	$(BIN)/pytest -q -m slow
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -20,6 +24,7 @@ lint: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/overhead.py --out docs/benchmarks.md
 	$(BIN)/python benchmarks/codecs.py --out docs/benchmarks.md
+	$(BIN)/python benchmarks/agents.py --out docs/results/agents
 
 # every code block, command and link in the documents
 docs: $(VENV)/.dev

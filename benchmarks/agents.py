@@ -8,7 +8,7 @@
 Every agent has 60 images of MNIST (and 600 in a second trial of 1), drawn with replacement, as
 numbers into one array. Times are CPU seconds of one thread, because other work on the machine must
 not count; "process" is its memory but for files that it maps.
-    python benchmarks/agents.py [--out docs/results/agents] [--repeat 7] [--most 10000]
+    python benchmarks/agents.py [speed|growth] [--out docs/results/agents] [--most 10000]
 """
 
 import argparse
@@ -258,21 +258,29 @@ def draw_figure(rows: list[dict[str, float]], path: Path) -> None:
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("part", nargs="?", choices=("speed", "growth"), help="1 or 2; else both")
     arguments.add_argument("--out", type=Path, default=Path("docs/results/agents"))
-    arguments.add_argument("--repeat", type=int, default=7)
+    arguments.add_argument("--repeat", type=int, default=15)
     arguments.add_argument("--most", type=int, default=SIZES[-1])
     given = arguments.parse_args()
     torch.set_num_threads(1)
-    images = mnist().train
-    lines = [*speed(images, given.repeat, OWN), "", *speed(images, given.repeat, 10 * OWN)]
-    print("\n".join(lines), flush=True)
-    rows, table = growth(images, given.most, given.repeat)
-    print("\n".join(table))
     given.out.mkdir(parents=True, exist_ok=True)
-    machine = f"torch {torch.__version__}, {platform.machine()}, one thread"
-    text = "\n".join([machine, "", *lines, "", *table, ""])
-    (given.out / "tables.md").write_text(text)
-    draw_figure(rows, given.out / "agents.png")
+    images = mnist().train
+    if given.part != "growth":
+        lines = [*speed(images, given.repeat, OWN), "", *speed(images, given.repeat, 10 * OWN)]
+        report(lines, given.out / "speed.md")
+    if given.part != "speed":
+        rows, lines = growth(images, given.most, given.repeat)
+        report(lines, given.out / "growth.md")
+        draw_figure(rows, given.out / "agents.png")
+
+
+def report(lines: list[str], path: Path) -> None:
+    text = "\n".join(
+        [*lines, "", f"torch {torch.__version__}, {platform.machine()}, one thread", ""]
+    )
+    path.write_text(text)
+    print(text, flush=True)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,9 @@
 
 import json
 import multiprocessing
+import os
+import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
@@ -36,7 +39,7 @@ def train_all(
         else:
             done(place)
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=context) as pool:
+    with ProcessPoolExecutor(processes, context, _leave_with, (os.getpid(),)) as pool:
         jobs = {pool.submit(train, place, config): place for place, config in waiting.items()}
         try:
             for job in as_completed(jobs):
@@ -55,6 +58,17 @@ def train(place: Path, config: Config) -> None:
     folder = RunFolder.create(place, to_toml(config), overwrite=True)
     about = facts(plan, config.algorithm, config.control.controller)
     execute(plan, folder, about, 1, plan.rounds, Silent(), Stop(), save_personal=False)
+
+
+def _leave_with(parent: int) -> None:
+    """A process whose parent was killed must not go on writing into the runs' folders."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _finished(place: Path, config: Config) -> bool:

@@ -58,9 +58,9 @@ FULL = Scale(
     datasets=("mnist", "cifar10"),
     rounds=200,
     sweep_rounds=100,
-    rhos=(0.1, 0.3, 1.0, 3.0, 10.0),
+    rhos=(0.1, 0.3, 1.0, 3.0, 10.0, 30.0),
     steps=(1.0, 3.0),
-    projected_steps=(0.1, 0.3, 1.0, 3.0, 10.0),
+    projected_steps=(0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
     seeds=3,
     local_steps=(1, 5, 10, 20),
     oracle_iterations=400,
@@ -121,13 +121,15 @@ def reproduce(dataset: str, scale: Scale, out: Path, tell: Callable[[str], None]
     limits = _limits(dataset, scale, radius, tell)
     out.mkdir(parents=True, exist_ok=True)
     sweep_figure(sweep, limits, LEVEL).savefig(out / f"{dataset}-sweep.png", dpi=120)
+    alike = [p for p in sweep if p.step == 1 and p.rho == 1 and p.method != PROJECTED]
     for key, title in (
         ("worst_infeasibility", "worst agent's distance to its set"),
         ("infeasibility", "mean distance to the own set"),
         ("objective", "objective at the mean model"),
     ):
-        figure = curves_figure(repeated, key, title)
-        figure.savefig(out / f"{dataset}-{key.replace('_', '-')}.png", dpi=120)
+        name = f"{dataset}-{key.replace('_', '-')}"
+        curves_figure(repeated, key, title).savefig(out / f"{name}.png", dpi=120)
+        curves_figure(alike, key, title).savefig(out / f"{name}-rho1.png", dpi=120)
     local_steps_figure(longer).savefig(out / f"{dataset}-local-steps.png", dpi=120)
     return "\n".join(_tables(dataset, radius, limits, sweep, repeated, chosen))
 
