@@ -39,6 +39,20 @@ LEAST_SHARE, MOST_SHARE = 0.07, 0.35
 
 
 @dataclass(frozen=True)
+class Setting:
+    """What differs from one data set to another."""
+
+    batch: int
+    base: float
+    """step sizes are multiples of this share of the presets': inputs differ in size"""
+    steps: tuple[float, ...]
+    """multiples to try; the same for every method"""
+
+
+SETTINGS = {"mnist": Setting(600, 1.0, (1.0, 3.0)), "cifar10": Setting(125, 0.1, (1.0,))}
+
+
+@dataclass(frozen=True)
 class Scale:
     """How much is run."""
 
@@ -46,9 +60,8 @@ class Scale:
     rounds: int
     sweep_rounds: int
     rhos: tuple[float, ...]
-    steps: tuple[float, ...]
-    """step sizes as shares of each method's own in its preset; the same number for every method"""
     projected_steps: tuple[float, ...]
+    """multiples of the step size for the variant without a penalty"""
     seeds: int
     local_steps: tuple[int, ...]
     oracle_iterations: int
@@ -59,7 +72,6 @@ FULL = Scale(
     rounds=200,
     sweep_rounds=100,
     rhos=(0.1, 0.3, 1.0, 3.0, 10.0, 30.0),
-    steps=(1.0, 3.0),
     projected_steps=(0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
     seeds=3,
     local_steps=(1, 5, 10, 20),
@@ -70,7 +82,6 @@ QUICK = Scale(
     rounds=20,
     sweep_rounds=10,
     rhos=(0.1, 1.0),
-    steps=(1.0,),
     projected_steps=(1.0, 3.0),
     seeds=1,
     local_steps=(1, 10),
@@ -135,9 +146,7 @@ def reproduce(dataset: str, scale: Scale, out: Path, tell: Callable[[str], None]
 
 
 def _base(dataset: str, radius: tuple[float, float] | None, extra: Sequence[str]) -> list[str]:
-    found = [f"data.source={dataset}", *extra]
-    if dataset == "cifar10":
-        found.append("train.batch=125")
+    found = [f"data.source={dataset}", f"train.batch={SETTINGS[dataset].batch}", *extra]
     if radius:
         found.append(f"constraints.radius=[{radius[0]:.6g}, {radius[1]:.6g}]")
     return found
@@ -154,7 +163,9 @@ def _radii(
     """Shares of the l1 norm that FedAvg without constraints ends with."""
     tell(f"{dataset}: FedAvg without constraints")
     changes = _base(dataset, None, ["algorithm=fedavg", f"rounds={scale.rounds}", "name=fedavg"])
-    config = load(find_config("penalised-fedavg"), changes)
+    config = load(find_config("penalised-fedavg"))
+    step = config.train.lr * SETTINGS[dataset].base
+    config = load(find_config("penalised-fedavg"), [*changes, f"train.lr={step!r}"])
     place = folder / "unconstrained"
     train_all({place: config}, 1, lambda place: None)
     from safetensors.torch import load_file
@@ -173,7 +184,7 @@ def _sweep(
 ) -> Iterator[Point]:
     runs, points = {}, {}
     for method in METHODS:
-        trials = product(scale.rhos, scale.steps)
+        trials = product(scale.rhos, SETTINGS[dataset].steps)
         if method == PROJECTED:  # it has no penalty: as many trials, of the step size
             trials = product((0.0,), scale.projected_steps)
         for rho, step in trials:
@@ -193,7 +204,7 @@ def _trial(
     rounds: int,
     *extra: str,
 ) -> Config:
-    own = load(find_config(METHODS[method][0])).train.lr
+    own = load(find_config(METHODS[method][0])).train.lr * SETTINGS[dataset].base
     return _config(
         method,
         dataset,
