@@ -47,9 +47,11 @@ class Setting:
     """step sizes are multiples of this share of the presets': inputs differ in size"""
     steps: tuple[float, ...]
     """multiples to try; the same for every method"""
+    longer: int
+    """rounds of the runs over seeds, as a multiple of the sweep's"""
 
 
-SETTINGS = {"mnist": Setting(600, 1.0, (1.0, 3.0)), "cifar10": Setting(125, 0.1, (1.0,))}
+SETTINGS = {"mnist": Setting(600, 1.0, (1.0, 3.0), 2), "cifar10": Setting(125, 0.1, (1.0,), 1)}
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Scale:
 
     datasets: tuple[str, ...]
     rounds: int
-    sweep_rounds: int
+    """of the sweep"""
     rhos: tuple[float, ...]
     projected_steps: tuple[float, ...]
     """multiples of the step size for the variant without a penalty"""
@@ -69,8 +71,7 @@ class Scale:
 
 FULL = Scale(
     datasets=("mnist", "cifar10"),
-    rounds=200,
-    sweep_rounds=100,
+    rounds=100,
     rhos=(0.1, 0.3, 1.0, 3.0, 10.0, 30.0),
     projected_steps=(0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
     seeds=3,
@@ -79,8 +80,7 @@ FULL = Scale(
 )
 QUICK = Scale(
     datasets=("mnist",),
-    rounds=20,
-    sweep_rounds=10,
+    rounds=10,
     rhos=(0.1, 1.0),
     projected_steps=(1.0, 3.0),
     seeds=1,
@@ -162,7 +162,9 @@ def _radii(
 ) -> tuple[float, float]:
     """Shares of the l1 norm that FedAvg without constraints ends with."""
     tell(f"{dataset}: FedAvg without constraints")
-    changes = _base(dataset, None, ["algorithm=fedavg", f"rounds={scale.rounds}", "name=fedavg"])
+    changes = _base(
+        dataset, None, ["algorithm=fedavg", f"rounds={2 * scale.rounds}", "name=fedavg"]
+    )
     config = load(find_config("penalised-fedavg"))
     step = config.train.lr * SETTINGS[dataset].base
     config = load(find_config("penalised-fedavg"), [*changes, f"train.lr={step!r}"])
@@ -189,7 +191,7 @@ def _sweep(
             trials = product((0.0,), scale.projected_steps)
         for rho, step in trials:
             place = folder / "sweep" / f"{_slug(method)}-rho{rho:g}-step{step:g}"
-            runs[place] = _trial(method, dataset, radius, rho, step, 0, scale.sweep_rounds)
+            runs[place] = _trial(method, dataset, radius, rho, step, 0, scale.rounds)
             points[place] = (method, rho, step, 0)
     yield from _train(f"{dataset}: sweep", runs, points, tell)
 
@@ -269,12 +271,13 @@ def _repeat(
     folder: Path,
     tell: Callable[[str], None],
 ) -> Iterator[Point]:
-    """Each method's choice, over seeds and to the end."""
+    """Each method's choice, over seeds."""
+    rounds = scale.rounds * SETTINGS[dataset].longer
     runs, points = {}, {}
     for method, at in chosen.items():
         for seed in range(scale.seeds):
             place = folder / "seeds" / f"{_slug(method)}-{seed}"
-            runs[place] = _trial(method, dataset, radius, at.rho, at.step, seed, scale.rounds)
+            runs[place] = _trial(method, dataset, radius, at.rho, at.step, seed, rounds)
             points[place] = (method, at.rho, at.step, seed)
     yield from _train(f"{dataset}: seeds", runs, points, tell)
 
@@ -291,7 +294,7 @@ def _local_steps(
     runs, points = {}, {}
     for steps in scale.local_steps:
         place = folder / "local-steps" / f"{steps}"
-        name, rounds = "PC-FedAvg", scale.sweep_rounds
+        name, rounds = "PC-FedAvg", scale.rounds
         runs[place] = _trial(
             name, dataset, radius, at.rho, at.step, 0, rounds, f"train.steps={steps}"
         )
