@@ -12,7 +12,7 @@ import torch
 from conftest import data_folder
 from fedbudget.data.examples import Arrays
 from fedbudget.reproduce import optimum, rates
-from fedbudget.reproduce.pc_fedavg import Point, at_level
+from fedbudget.reproduce.pc_tables import Point, at_level
 
 
 def test_the_least_objective_over_an_l1_ball_is_that_of_cvxpy():

@@ -8,32 +8,27 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
-from statistics import fmean
-from typing import Any
-
-import torch
 
 from fedbudget.build import cores, prepare
 from fedbudget.config import Config, find_config, load
 from fedbudget.models.flat import FlatModel
-from fedbudget.report.tables import spread
 from fedbudget.reproduce import optimum
 from fedbudget.reproduce.many import train_all
 from fedbudget.reproduce.pc_figures import curves_figure, local_steps_figure, sweep_figure
+from fedbudget.reproduce.pc_tables import LEVEL, OURS, Point, tables
 from fedbudget.runs import write
+from fedbudget.threads import one_thread
 
 PROJECTED = "PC-FedAvg, projected"
 METHODS = {
-    "PC-FedAvg": ("pc-fedavg", ()),
+    OURS: ("pc-fedavg", ()),
     PROJECTED: ("pc-fedavg", ("constraints.projected=true",)),
     "penalised FedAvg": ("penalised-fedavg", ()),
     "penalised FedProx": ("penalised-fedprox", ("train.mu=0.1",)),
     "penalised SCAFFOLD": ("penalised-scaffold", ()),
 }
-LEVEL = 0.3
-"""worst-agent infeasibility at which objectives are compared"""
 LEAST_SHARE, MOST_SHARE = 0.07, 0.35
 """radii of the first and the last agent, of the unconstrained model's l1 norm"""
 
@@ -89,27 +84,6 @@ QUICK = Scale(
 )
 
 
-@dataclass(frozen=True)
-class Point:
-    """One run of a method."""
-
-    method: str
-    rho: float
-    step: float
-    seed: int
-    summary: Mapping[str, Any]
-    records: Sequence[Mapping[str, Any]]
-
-    @property
-    def final(self) -> Mapping[str, float]:
-        """The figures after the last round."""
-        found: Mapping[str, float] = self.records[-1]["validation"]
-        return found
-
-    def curve(self, key: str) -> list[tuple[int, float]]:
-        return [(r["round"], r["validation"][key]) for r in self.records if r["validation"]]
-
-
 def run(out: Path, quick: bool, tell: Callable[[str], None]) -> list[str]:
     """All data sets into a folder; returns the lines to print."""
     scale = QUICK if quick else FULL
@@ -129,7 +103,7 @@ def reproduce(dataset: str, scale: Scale, out: Path, tell: Callable[[str], None]
     chosen = {method: _choose([p for p in sweep if p.method == method]) for method in METHODS}
     repeated = list(_repeat(dataset, scale, radius, chosen, folder, tell))
     longer = list(_local_steps(dataset, scale, radius, chosen, folder, tell))
-    limits = _limits(dataset, scale, radius, tell)
+    limits = _limits(dataset, scale, radius, folder, tell)
     out.mkdir(parents=True, exist_ok=True)
     sweep_figure(sweep, limits, LEVEL).savefig(out / f"{dataset}-sweep.png", dpi=120)
     alike = [p for p in sweep if p.step == 1 and p.rho == 1 and p.method != PROJECTED]
@@ -142,7 +116,7 @@ def reproduce(dataset: str, scale: Scale, out: Path, tell: Callable[[str], None]
         curves_figure(repeated, key, title).savefig(out / f"{name}.png", dpi=120)
         curves_figure(alike, key, title).savefig(out / f"{name}-rho1.png", dpi=120)
     local_steps_figure(longer).savefig(out / f"{dataset}-local-steps.png", dpi=120)
-    return "\n".join(_tables(dataset, radius, limits, sweep, repeated, chosen))
+    return "\n".join(tables(dataset, radius, limits, sweep, repeated, chosen))
 
 
 def _base(dataset: str, radius: tuple[float, float] | None, extra: Sequence[str]) -> list[str]:
@@ -247,22 +221,6 @@ def _choose(points: Sequence[Point]) -> Point:
     return min(points, key=lambda p: p.final["worst_infeasibility"])
 
 
-def at_level(points: Sequence[Point], level: float = LEVEL) -> float | None:
-    """The objective at a worst infeasibility, on the line through the sweep's best points."""
-    front: list[tuple[float, float]] = []
-    for p in sorted(points, key=lambda p: p.final["worst_infeasibility"]):
-        if not front or p.final["objective"] < front[-1][1]:
-            front.append((p.final["worst_infeasibility"], p.final["objective"]))
-    if not front or front[0][0] > level:
-        return None
-    for (x0, y0), (x1, y1) in pairwise(front):
-        if x0 <= level < x1:
-            near = max(x0, 1e-6)
-            share = (math.log(level) - math.log(near)) / (math.log(x1) - math.log(near))
-            return y0 + share * (y1 - y0)
-    return front[-1][1]
-
-
 def _repeat(
     dataset: str,
     scale: Scale,
@@ -290,11 +248,11 @@ def _local_steps(
     folder: Path,
     tell: Callable[[str], None],
 ) -> Iterator[Point]:
-    at = chosen["PC-FedAvg"]
+    at = chosen[OURS]
     runs, points = {}, {}
     for steps in scale.local_steps:
         place = folder / "local-steps" / f"{steps}"
-        name, rounds = "PC-FedAvg", scale.rounds
+        name, rounds = OURS, scale.rounds
         runs[place] = _trial(
             name, dataset, radius, at.rho, at.step, 0, rounds, f"train.steps={steps}"
         )
@@ -303,98 +261,30 @@ def _local_steps(
 
 
 def _limits(
-    dataset: str, scale: Scale, radius: tuple[float, float], tell: Callable[[str], None]
+    dataset: str,
+    scale: Scale,
+    radius: tuple[float, float],
+    folder: Path,
+    tell: Callable[[str], None],
 ) -> dict[str, float]:
     """What the sets allow: the optimum of the mean, and of one model that obeys every agent."""
+    place = folder / f"optima-{scale.oracle_iterations}.json"
+    if place.exists():
+        known = json.loads(place.read_text())
+        if tuple(known["radius"]) == radius:
+            return dict(known["least"])
     tell(f"{dataset}: optima over the least and the mean radius")
-    config = _config("PC-FedAvg", dataset, radius, [])
+    config = _config(OURS, dataset, radius, [])
     ready = prepare(config)
     clients = [ready.clients[i] for i in range(len(ready.clients))]
     classes = FlatModel(ready.make_model()).layout.shapes[-1][0]
-    before = torch.get_num_threads()
-    torch.set_num_threads(cores())
-    try:
-        return {
+    with one_thread():
+        found = {
             name: optimum.least(clients, classes, r, scale.oracle_iterations)[0]
             for name, r in (("least radius", radius[0]), ("mean radius", sum(radius) / 2))
         }
-    finally:
-        torch.set_num_threads(before)
-
-
-def _tables(
-    dataset: str,
-    radius: tuple[float, float],
-    limits: Mapping[str, float],
-    sweep: Sequence[Point],
-    repeated: Sequence[Point],
-    chosen: Mapping[str, Point],
-) -> Iterator[str]:
-    yield f"### {dataset}: l1 radii {radius[0]:.4g} to {radius[1]:.4g}"
-    yield ""
-    yield (
-        f"Least objective of one model that obeys every agent: {limits['least radius']:.3f}; "
-        f"of a mean of models that each obey their own agent: {limits['mean radius']:.3f}."
-    )
-    yield ""
-    gap = limits["least radius"] - limits["mean radius"]
-    ours = at_level([p for p in sweep if p.method == "PC-FedAvg"])
-    yield (
-        f"| method, at worst infeasibility {LEVEL} (sweep, one seed) | objective | PC-FedAvg is "
-        "below by | of the oracle gap |"
-    )
-    yield "|---|---|---|---|"
-    for method in METHODS:
-        value = at_level([p for p in sweep if p.method == method])
-        if value is None:
-            yield f"| {method} | not reached | | |"
-            continue
-        below = f"{1 - ours / value:.0%}" if ours is not None and method != "PC-FedAvg" else ""
-        reached = (limits["least radius"] - value) / gap
-        yield f"| {method} | {value:.3f} | {below} | {reached:.0%} |"
-    yield ""
-    yield (
-        "| method | rho | step | objective | mean infeasibility | worst infeasibility | accuracy "
-        "of the mean | of own models | projected: objective | accuracy of the mean | of own "
-        "models | sparsity |"
-    )
-    yield "|" + "---|" * 12
-    for method, at in chosen.items():
-        same = [p for p in repeated if p.method == method]
-        personal = [p.summary["personal"] for p in same]
-        cells = [
-            *(method, f"{at.rho:g}", f"{at.step:g}x"),
-            *(_spread(same, key) for key in ("objective", "infeasibility", "worst_infeasibility")),
-            _spread(same, "accuracy"),
-            *(
-                spread([p[key] for p in personal], ".3f")
-                for key in (
-                    *("personal_accuracy", "projected_objective", "projected_accuracy"),
-                    *("projected_personal_accuracy", "projected_sparsity"),
-                )
-            ),
-        ]
-        yield "| " + " | ".join(cells) + " |"
-    yield ""
-    yield from _bytes(repeated)
-
-
-def _bytes(repeated: Sequence[Point]) -> Iterator[str]:
-    """What an agent sends, against the m blocks of the paper's form."""
-    ours = [p for p in repeated if p.method == "PC-FedAvg"]
-    up = fmean(p.summary["wire"]["up_bytes"] for p in ours)
-    agents, rounds = ours[0].summary["clients"], ours[0].summary["rounds"]
-    each = up / agents / rounds
-    blocks = each / 2 * agents
-    yield (
-        f"PC-FedAvg sends {each / 1e3:.1f} kB up an agent and round (2 vectors); all {agents} "
-        f"blocks would be {blocks / 1e3:.1f} kB."
-    )
-    yield ""
-
-
-def _spread(points: Sequence[Point], key: str) -> str:
-    return spread([p.final[key] for p in points], ".3f")
+    write(place, json.dumps({"radius": radius, "least": found}).encode())
+    return found
 
 
 def _slug(method: str) -> str:

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from fedbudget.report.figures import COLOURS
 
 if TYPE_CHECKING:
-    from fedbudget.reproduce.pc_fedavg import Point
+    from fedbudget.reproduce.pc_tables import Point
 
 STYLES = ("-", "--", "-.", ":", (0, (5, 1)))
 MARKS = ("o", "s", "^", "D", "v")
