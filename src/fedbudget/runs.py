@@ -194,7 +194,7 @@ def summarise(
     if losses:
         validation["best_loss"] = min(losses)
     knobs = records[-1]["knobs"] if records else {}
-    assessed = [v for v in evaluated[-LAST:] if "objective" in v]
+    assessed = [v for v in evaluated[-LAST:] if v.get("objective") is not None]
     if assessed:
         facts = {
             **facts,
