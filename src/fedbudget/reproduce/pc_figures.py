@@ -19,12 +19,14 @@ MARKS = ("o", "s", "^", "D", "v")
 def sweep_figure(points: "Sequence[Point]", limits: Mapping[str, float], level: float) -> Figure:
     """Objective against the worst agent's infeasibility: a point a run, a line along the best."""
     figure, axes = _empty()
+    shown = list(limits.values())
     for method, colour, mark in zip(_methods(points), COLOURS, MARKS, strict=False):
         same = [p for p in points if p.method == method]
         x = [max(p.final["worst_infeasibility"], 1e-6) for p in same]
         y = [p.final["objective"] for p in same]
         axes.plot(x, y, mark, color=colour, markersize=4, alpha=0.4)
         best = _front(sorted(zip(x, y, strict=True)))
+        shown += [y for _, y in best]
         axes.plot(*zip(*best, strict=True), marker=mark, color=colour, markersize=5, label=method)
     for name, value in limits.items():
         axes.axhline(value, color="black", linewidth=0.8, linestyle=":")
@@ -38,6 +40,8 @@ def sweep_figure(points: "Sequence[Point]", limits: Mapping[str, float], level: 
             fontsize=8,
         )
     axes.axvline(level, color="grey", linewidth=0.8)
+    room = 0.08 * (max(shown) - min(shown))  # runs that diverged are left outside
+    axes.set_ylim(min(shown) - room, max(shown) + room)
     axes.set_xscale("log")
     axes.set_xlabel("worst agent's distance to its set")
     axes.set_ylabel("objective at the mean model")
