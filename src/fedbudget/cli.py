@@ -238,8 +238,8 @@ def demo(
     """Train a small language model across 16 clients, without budgets and within them.
 
     FedAvg first; then CAFL-L, whose duals follow the papers' own proxies; then the planner, which
-    keeps each client within a quarter of FedAvg's counted energy and an eighth of its uplink. Two
-    to three minutes on two cores.
+    keeps each client within a quarter of FedAvg's counted energy and an eighth of its uplink. Three
+    to four minutes on two cores.
 
     Example: `fedbudget demo --out runs/demo`
     """
