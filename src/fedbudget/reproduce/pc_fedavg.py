@@ -84,6 +84,22 @@ QUICK = Scale(
 )
 
 
+@dataclass(frozen=True)
+class Study:
+    """One data set's runs: where they go, how many, and who hears of them."""
+
+    dataset: str
+    scale: Scale
+    folder: Path
+    radius: tuple[float, float]
+    """of the first agent and the last"""
+    tell: Callable[[str], None]
+
+    @property
+    def setting(self) -> Setting:
+        return SETTINGS[self.dataset]
+
+
 def run(out: Path, quick: bool, tell: Callable[[str], None]) -> list[str]:
     """All data sets into a folder; returns the lines to print."""
     scale = QUICK if quick else FULL
@@ -99,11 +115,12 @@ def reproduce(dataset: str, scale: Scale, out: Path, tell: Callable[[str], None]
     """One data set: sweep, seeds, local steps, the sets' own limit; tables as Markdown."""
     folder = out / "runs" / dataset
     radius = _radii(dataset, scale, folder, tell)
-    sweep = list(_sweep(dataset, scale, radius, folder, tell))
+    study = Study(dataset, scale, folder, radius, tell)
+    sweep = list(_sweep(study))
     chosen = {method: _choose([p for p in sweep if p.method == method]) for method in METHODS}
-    repeated = list(_repeat(dataset, scale, radius, chosen, folder, tell))
-    longer = list(_local_steps(dataset, scale, radius, chosen, folder, tell))
-    limits = _limits(dataset, scale, radius, folder, tell)
+    repeated = list(_repeat(study, chosen))
+    longer = list(_local_steps(study, chosen[OURS]))
+    limits = _limits(study)
     out.mkdir(parents=True, exist_ok=True)
     sweep_figure(sweep, limits, LEVEL).savefig(out / f"{dataset}-sweep.png", dpi=120)
     alike = [p for p in sweep if p.step == 1 and p.rho == 1 and p.method != PROJECTED]
@@ -126,9 +143,9 @@ def _base(dataset: str, radius: tuple[float, float] | None, extra: Sequence[str]
     return found
 
 
-def _config(method: str, dataset: str, radius: tuple[float, float], extra: Sequence[str]) -> Config:
+def _config(study: Study, method: str, extra: Sequence[str]) -> Config:
     preset, fixed = METHODS[method]
-    return load(find_config(preset), [*_base(dataset, radius, extra), *fixed])
+    return load(find_config(preset), [*_base(study.dataset, study.radius, extra), *fixed])
 
 
 def _radii(
@@ -151,62 +168,44 @@ def _radii(
     return round(LEAST_SHARE * norm, 3), round(MOST_SHARE * norm, 3)
 
 
-def _sweep(
-    dataset: str,
-    scale: Scale,
-    radius: tuple[float, float],
-    folder: Path,
-    tell: Callable[[str], None],
-) -> Iterator[Point]:
+def _sweep(study: Study) -> Iterator[Point]:
     runs, points = {}, {}
     for method in METHODS:
-        trials = product(scale.rhos, SETTINGS[dataset].steps)
+        trials = product(study.scale.rhos, study.setting.steps)
         if method == PROJECTED:  # it has no penalty: as many trials, of the step size
-            trials = product((0.0,), scale.projected_steps)
+            trials = product((0.0,), study.scale.projected_steps)
         for rho, step in trials:
-            place = folder / "sweep" / f"{_slug(method)}-rho{rho:g}-step{step:g}"
-            runs[place] = _trial(method, dataset, radius, rho, step, 0, scale.rounds)
+            place = study.folder / "sweep" / f"{_slug(method)}-rho{rho:g}-step{step:g}"
+            runs[place] = _trial(study, method, rho, step, 0, study.scale.rounds)
             points[place] = (method, rho, step, 0)
-    yield from _train(f"{dataset}: sweep", runs, points, tell)
+    yield from _train(study, "sweep", runs, points)
 
 
 def _trial(
-    method: str,
-    dataset: str,
-    radius: tuple[float, float],
-    rho: float,
-    step: float,
-    seed: int,
-    rounds: int,
-    *extra: str,
+    study: Study, method: str, rho: float, step: float, seed: int, rounds: int, *extra: str
 ) -> Config:
-    own = load(find_config(METHODS[method][0])).train.lr * SETTINGS[dataset].base
-    return _config(
-        method,
-        dataset,
-        radius,
-        [
-            f"constraints.rho={rho!r}",
-            f"train.lr={step * own!r}",
-            f"rounds={rounds}",
-            f"seed={seed}",
-            f"name={_slug(method)}",
-            *extra,
-        ],
-    )
+    own = load(find_config(METHODS[method][0])).train.lr * study.setting.base
+    changes = [
+        f"constraints.rho={rho!r}",
+        f"train.lr={step * own!r}",
+        f"rounds={rounds}",
+        f"seed={seed}",
+        f"name={_slug(method)}",
+    ]
+    return _config(study, method, [*changes, *extra])
 
 
 def _train(
+    study: Study,
     what: str,
     runs: Mapping[Path, Config],
     points: Mapping[Path, tuple[str, float, float, int]],
-    tell: Callable[[str], None],
 ) -> Iterator[Point]:
     left = [len(runs)]
 
     def done(place: Path) -> None:
         left[0] -= 1
-        tell(f"{what}: {place.name} done, {left[0]} left")
+        study.tell(f"{study.dataset}: {what}: {place.name} done, {left[0]} left")
 
     for place, summary in train_all(runs, cores(), done).items():
         lines = (place / "rounds.jsonl").read_text().splitlines()
@@ -221,66 +220,43 @@ def _choose(points: Sequence[Point]) -> Point:
     return min(points, key=lambda p: p.final["worst_infeasibility"])
 
 
-def _repeat(
-    dataset: str,
-    scale: Scale,
-    radius: tuple[float, float],
-    chosen: Mapping[str, Point],
-    folder: Path,
-    tell: Callable[[str], None],
-) -> Iterator[Point]:
+def _repeat(study: Study, chosen: Mapping[str, Point]) -> Iterator[Point]:
     """Each method's choice, over seeds."""
-    rounds = scale.rounds * SETTINGS[dataset].longer
+    rounds = study.scale.rounds * study.setting.longer
     runs, points = {}, {}
     for method, at in chosen.items():
-        for seed in range(scale.seeds):
-            place = folder / "seeds" / f"{_slug(method)}-{seed}"
-            runs[place] = _trial(method, dataset, radius, at.rho, at.step, seed, rounds)
+        for seed in range(study.scale.seeds):
+            place = study.folder / "seeds" / f"{_slug(method)}-{seed}"
+            runs[place] = _trial(study, method, at.rho, at.step, seed, rounds)
             points[place] = (method, at.rho, at.step, seed)
-    yield from _train(f"{dataset}: seeds", runs, points, tell)
+    yield from _train(study, "seeds", runs, points)
 
 
-def _local_steps(
-    dataset: str,
-    scale: Scale,
-    radius: tuple[float, float],
-    chosen: Mapping[str, Point],
-    folder: Path,
-    tell: Callable[[str], None],
-) -> Iterator[Point]:
-    at = chosen[OURS]
+def _local_steps(study: Study, at: Point) -> Iterator[Point]:
     runs, points = {}, {}
-    for steps in scale.local_steps:
-        place = folder / "local-steps" / f"{steps}"
-        name, rounds = OURS, scale.rounds
-        runs[place] = _trial(
-            name, dataset, radius, at.rho, at.step, 0, rounds, f"train.steps={steps}"
-        )
+    for steps in study.scale.local_steps:
+        place = study.folder / "local-steps" / f"{steps}"
+        changed = f"train.steps={steps}"
+        runs[place] = _trial(study, OURS, at.rho, at.step, 0, study.scale.rounds, changed)
         points[place] = (f"{steps} local steps", at.rho, at.step, 0)
-    yield from _train(f"{dataset}: local steps", runs, points, tell)
+    yield from _train(study, "local steps", runs, points)
 
 
-def _limits(
-    dataset: str,
-    scale: Scale,
-    radius: tuple[float, float],
-    folder: Path,
-    tell: Callable[[str], None],
-) -> dict[str, float]:
+def _limits(study: Study) -> dict[str, float]:
     """What the sets allow: the optimum of the mean, and of one model that obeys every agent."""
-    place = folder / f"optima-{scale.oracle_iterations}.json"
+    radius, iterations = study.radius, study.scale.oracle_iterations
+    place = study.folder / f"optima-{iterations}.json"
     if place.exists():
         known = json.loads(place.read_text())
         if tuple(known["radius"]) == radius:
             return dict(known["least"])
-    tell(f"{dataset}: optima over the least and the mean radius")
-    config = _config(OURS, dataset, radius, [])
-    ready = prepare(config)
+    study.tell(f"{study.dataset}: optima over the least and the mean radius")
+    ready = prepare(_config(study, OURS, []))
     clients = [ready.clients[i] for i in range(len(ready.clients))]
     classes = FlatModel(ready.make_model()).layout.shapes[-1][0]
     with one_thread():
         found = {
-            name: optimum.least(clients, classes, r, scale.oracle_iterations)[0]
+            name: optimum.least(clients, classes, r, iterations)[0]
             for name, r in (("least radius", radius[0]), ("mean radius", sum(radius) / 2))
         }
     write(place, json.dumps({"radius": radius, "least": found}).encode())
