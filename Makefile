@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow lint bench docs clean
+.PHONY: demo test test-slow test-flower lint bench docs clean
 
 demo: $(VENV)/.core
 	@$(BIN)/fedbudget demo --out runs/demo
@@ -15,6 +15,10 @@ test: lint
 # what takes minutes
 test-slow: $(VENV)/.dev
 	$(BIN)/pytest -q -m slow
+
+# the same runs on Flower: its simulation, and a deployment on loopback
+test-flower: $(VENV)/.dev
+	$(BIN)/pytest -q -m flower tests/flower -W ignore::ResourceWarning  # Ray's own files
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -40,7 +44,7 @@ $(VENV)/.core: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing fedbudget and its development tools into $(VENV) (once; a few minutes)"
-	@$(PIP) -e ".[dev,hf]"
+	@$(PIP) -e ".[dev,hf,flower]"
 	@touch $@ $(VENV)/.core
 
 clean:

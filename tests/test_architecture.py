@@ -19,6 +19,7 @@ LAYERS = (
     ("runs",),
     ("progress", "runner", "report", "tables", "config", "choices"),
     ("build", "api"),
+    ("flower",),
     ("protocols", "training"),
     ("reproduce",),
     ("cli", "__init__"),

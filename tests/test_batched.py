@@ -315,7 +315,9 @@ def test_resume_through_a_checkpoint_is_bit_identical(tmp_path):
             def on_round(self, record):
                 stop.asked = record.round == until
 
-        return execute(given, folder, {}, 2, 1, Watching(), stop, start), folder
+        return execute(
+            given, folder, {}, partial(choose.choose, given, 2), 1, Watching(), stop, start
+        ), folder
 
     whole, straight = run(tmp_path / "a", 6)
     _, folder = run(tmp_path / "b", 3)

@@ -2,12 +2,14 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
 from conftest import softmax_plan, text_plan
 from fedbudget.control.controller import fixed
+from fedbudget.engines.choose import choose
 from fedbudget.errors import UserError
 from fedbudget.report.load import find_runs
 from fedbudget.report.sheets import spread
@@ -37,7 +39,8 @@ def go(plan, path, after=10**9, start=None, folder=None):
     folder = folder or RunFolder.create(path, "rounds = 1\n")
     stop = Stop()
     about = facts(plan, "fedavg", "fixed")
-    return execute(plan, folder, about, 1, 1, Watch(stop, after), stop, start)
+    engine = partial(choose, plan)
+    return execute(plan, folder, about, engine, 1, Watch(stop, after), stop, start)
 
 
 def weights(path):

@@ -50,6 +50,10 @@ def run(
     set_: Set = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; default runs/NAME.")] = None,
     overwrite: Overwrite = False,
+    engine: Annotated[
+        Literal["embedded", "flower"] | None,
+        typer.Option(help="The config's, if not given; flower is Flower's simulation."),
+    ] = None,
 ) -> None:
     """Train one run, with live progress.
 
@@ -58,7 +62,8 @@ def run(
     from fedbudget.config import find_config, load
     from fedbudget.training import train
 
-    settings = load(find_config(config), set_ or [])
+    changes = [*(set_ or []), *([f"engine={engine}"] if engine else [])]
+    settings = load(find_config(config), changes)
     train(settings, out or _free(settings.name), overwrite)
 
 

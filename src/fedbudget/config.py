@@ -21,6 +21,7 @@ from fedbudget.tables import (
     Constraints,
     Control,
     Data,
+    FleetTable,
     Model,
     Table,
     Train,
@@ -46,7 +47,9 @@ class Config(Table):
         description="fedavg, fedprox, scaffold, pc-fedavg, penalised-fedavg, penalised-fedprox, "
         "penalised-scaffold",
     )
-    engine: Literal["embedded"] = Field("embedded", description="embedded")
+    engine: Literal["embedded", "flower"] = Field(
+        "embedded", description="embedded, flower (Flower's simulation)"
+    )
     workers: int = Field(0, ge=0, description="processes; 1 = in this process, 0 = one a core")
     checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
     data: Data = Data()
@@ -56,6 +59,7 @@ class Config(Table):
     control: Control = Control()
     codec: CodecTable = CodecTable()
     constraints: Constraints = Constraints()
+    fleet: FleetTable = FleetTable()
 
     @model_validator(mode="after")
     def _fits(self) -> "Config":
@@ -116,16 +120,20 @@ def find_config(name: str) -> Path:
 
 def load(path: Path, overrides: Iterable[str] = ()) -> Config:
     """Read, override and validate a config file."""
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not valid TOML: {error}") from None
+    tables = read_toml(path)
     for override in overrides:
         _set(tables, override)
     tables.setdefault("name", path.stem)
     return validate(tables, str(path))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not valid TOML: {error}") from None
 
 
 def validate(tables: Mapping[str, Any], where: str) -> Config:

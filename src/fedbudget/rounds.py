@@ -1,5 +1,6 @@
 """The loop: a generator of rounds. Everything that lasts is in the State it yields."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -82,7 +83,8 @@ def one_round(
     on_reply: Callable[[Reply], None] | None = None,
 ) -> tuple[RoundRecord, State]:
     started = time.perf_counter()
-    cohort = sample(plan, number)
+    late = engine.late
+    cohort = sample(plan, number, engine.available(number))
     knobs = {c: plan.controller.knobs(state.control, c) for c in cohort}
     sent = plan.algorithm.send(state.server)
     codec = plan.down_codec or layout.raw
@@ -104,7 +106,8 @@ def one_round(
         try:
             vectors = checked(job, reply, layout, plan.algorithm.vectors)
             weight = reply.examples if plan.weighting == "examples" else 1.0
-            total.add(vectors, layout.depth - job.knobs.layers, weight)
+            knobs[job.client] = reply.knobs or job.knobs
+            total.add(vectors, layout.depth - knobs[job.client].layers, weight)
         except frame.FrameError as error:
             dropped[str(job.client)] = str(error)
             continue
@@ -142,6 +145,7 @@ def one_round(
         usage=by_accounting(accepted),
         dropped=dropped,
         skipped=tuple(skipped),
+        late=engine.late - late,
         train_s=replies.seconds,
         evaluate_s=evaluated - aggregated,
         wall_s=time.perf_counter() - started,
@@ -168,11 +172,12 @@ def _job(
     return Job(plan.run, number, client, plan.seed, knobs, lr * factor, payload, ack)
 
 
-def sample(plan: Plan, number: int) -> list[int]:
-    """The round's cohort, uniformly without replacement, in client order."""
+def sample(plan: Plan, number: int, present: Sequence[int] | None = None) -> list[int]:
+    """The round's cohort, uniformly without replacement from those present, in client order."""
+    known = range(len(plan.clients)) if present is None else present
     rng = seeds.rng(plan.seed, number, seeds.SERVER, "cohort")
-    chosen = rng.choice(len(plan.clients), size=plan.cohort, replace=False)
-    return sorted(int(c) for c in chosen)
+    chosen = rng.choice(len(known), size=min(plan.cohort, len(known)), replace=False)
+    return sorted(known[int(c)] for c in chosen)
 
 
 def dropouts(plan: Plan, number: int, cohort: Sequence[int]) -> list[int]:
@@ -197,14 +202,21 @@ def checked(job: Job, reply: Reply, layout: Layout, vectors: int) -> tuple[Tenso
     if reply.error is not None or reply.payload is None:
         raise frame.FrameError(reply.error or "it has no payload")
     head = reply.payload.header
+    knobs = reply.knobs or job.knobs
+    if not 1 <= knobs.layers <= layout.depth:
+        raise frame.FrameError(f"it claims {knobs.layers} layer groups of {layout.depth}")
     if (head.run, head.round, head.client) != (job.run, job.round, job.client):
         raise frame.FrameError("it answers another job")
-    if (head.first, head.last) != (layout.depth - job.knobs.layers, layout.depth):
+    if (head.first, head.last) != (layout.depth - knobs.layers, layout.depth):
         raise frame.FrameError("it covers other layers than the job asked for")
     if len(reply.payload.bodies) != vectors:
         raise frame.FrameError(f"{len(reply.payload.bodies)} vectors where {vectors} belong")
     if reply.examples < 1:
         raise frame.FrameError(f"it claims {reply.examples} examples")
+    for accounting, used in reply.usage.items():
+        for resource, amount in used.items():
+            if not (math.isfinite(amount) and amount >= 0):
+                raise frame.FrameError(f"it reports a {accounting} {resource} of {amount:g}")
     update = frame.unpack(reply.payload, layout)
     if not all(frame.finite(vector) for vector in update):
         raise frame.FrameError("it holds numbers that are not finite")

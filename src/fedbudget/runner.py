@@ -3,12 +3,13 @@
 import os
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any, Protocol, Self
 
 from fedbudget import rounds
-from fedbudget.engines.choose import choose
+from fedbudget.engines.engine import Engine
 from fedbudget.errors import UserError
 from fedbudget.plan import Plan
 from fedbudget.runs import Checkpoint, RunFolder, summarise
@@ -64,7 +65,7 @@ def execute(
     plan: Plan,
     folder: RunFolder,
     about: Mapping[str, Any],
-    workers: int,
+    engine: Callable[[], AbstractContextManager[Engine]],
     checkpoint_every: int,
     watcher: Watcher,
     stop: Stop,
@@ -80,24 +81,26 @@ def execute(
             f"config {model.layout.size}; the config was changed since"
         )
     state, saved = begin, begin.round
-    with choose(plan, min(workers, plan.cohort)) as engine:
-        about = {**about, "engine": engine.kind}
+    with engine() as clients:
+        about = {**about, "engine": clients.kind}
         if start:
-            engine.states.update(start.clients)
+            clients.states.update(start.clients)
+            clients.saved(begin.acks)
         try:
-            for record, state in rounds.run(plan, engine, model.layout, begin, watcher.on_reply):
+            for record, state in rounds.run(plan, clients, model.layout, begin, watcher.on_reply):
                 folder.append(record)
                 if state.round % checkpoint_every == 0:
-                    folder.save_checkpoint(state, engine.states)
+                    folder.save_checkpoint(state, clients.states)
+                    clients.saved(state.acks)
                     saved = state.round
                 watcher.on_round(record)
                 if stop.asked:
                     break
         finally:
             if state.round > saved:
-                folder.save_checkpoint(state, engine.states)
+                folder.save_checkpoint(state, clients.states)
         if plan.constraints is not None and state.round == plan.rounds:
-            figures, models = engine.final(plan.algorithm.send(state.server), state.acks)
+            figures, models = clients.final(plan.algorithm.send(state.server), state.acks)
             about = {**about, "personal": figures}
             if save_personal:
                 layout = model.layout

@@ -5,6 +5,7 @@ rounds.jsonl         a line a round, flushed
 checkpoint/          the last two states
 model.safetensors    the final model, by the module's own names
 summary.json         the result, written when the run stops
+clients/             what the nodes of a Flower simulation keep from round to round
 """
 
 import json
@@ -58,6 +59,7 @@ class RunFolder:
             for old in (
                 *folder.checkpoints(),
                 *(path / name for name in OUTPUTS),
+                *(path / "clients").glob("*.safetensors"),
             ):
                 old.unlink(missing_ok=True)
         try:
@@ -143,6 +145,8 @@ class RunFolder:
     def save_personal(self, models: Iterable[tuple[int, Mapping[str, Tensor]]]) -> None:
         """Each agent's own model, as `agent number/tensor name`."""
         tensors = {f"{agent}/{n}": t.clone() for agent, own in models for n, t in own.items()}
+        if not tensors:
+            return  # they are on the agents' own disks
         write(self.path / "personal.safetensors", save(tensors))
 
     def save_summary(self, summary: Mapping[str, Any]) -> None:

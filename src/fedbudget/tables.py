@@ -20,6 +20,11 @@ class Data(Table):
         ["text"], description="hf: the text column, or the input and the label column"
     )
     key: str = Field("", description="hf: the column that says whose a row is, for partition = key")
+    alphabet: str = Field(
+        "",
+        description="texts: the characters that all clients number alike: ascii, or the characters "
+        "themselves; empty = those in the text",
+    )
     clients: int = Field(16, ge=1, description="number of clients (partition = key finds its own)")
     partition: Literal["contiguous", "iid", "dirichlet", "shards", "key"] = Field(
         "contiguous",
@@ -226,3 +231,17 @@ class Constraints(Table):
                 raise ValueError("it must be a number, or two: the first agent's and the last's")
             return tuple(map(float, value))
         return value
+
+
+class FleetTable(Table):
+    """Nodes that come and go; for engine = "flower" and for Flower deployments."""
+
+    least: int = Field(
+        0, ge=0, description="clients that must be connected before a round; 0 = the cohort"
+    )
+    wait: float = Field(600.0, gt=0, description="seconds to wait for them")
+    deadline: float = Field(
+        0.0, ge=0, description="seconds a round may take; later replies are dropped; 0 = no limit"
+    )
+    rest_after: int = Field(2, ge=1, description="failures in a row after which a client rests")
+    rest: int = Field(2, ge=0, description="rounds of its first rest; each further one is doubled")

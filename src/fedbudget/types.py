@@ -81,14 +81,18 @@ class Reply:
     error: str | None = None
     lost: bool = False
     """the client no longer has the state that the job's ack names"""
+    knobs: Knobs | None = None
+    """what it turned instead of the job's knobs: a device that keeps a budget of its own"""
     payload: "Packed | None" = field(default=None, repr=False)
 
     def header(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k != "payload"}
+        fields = {k: v for k, v in self.__dict__.items() if k != "payload"}
+        return {**fields, "knobs": asdict(self.knobs) if self.knobs else None}
 
     @staticmethod
     def from_header(header: Mapping[str, Any], payload: "Packed | None") -> "Reply":
-        return Reply(**header, payload=payload)
+        knobs = Knobs(**header["knobs"]) if header["knobs"] else None
+        return Reply(**{**header, "knobs": knobs}, payload=payload)
 
     @staticmethod
     def failure(job: Job, reason: str, lost: bool = False) -> "Reply":
@@ -116,6 +120,8 @@ class RoundRecord:
     """client number -> why its reply was not used"""
     skipped: tuple[int, ...]
     """clients that kept their update back because it would have changed little"""
+    late: int
+    """replies to earlier rounds that came too late to be used"""
     train_s: float
     """time spent waiting for replies"""
     evaluate_s: float

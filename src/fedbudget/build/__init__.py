@@ -77,9 +77,14 @@ def prepare(config: Config) -> Prepared:
     return Prepared(clients, validation, make_model, model.layout, base, task, known, limits)
 
 
-def build(config: Config) -> Plan:
-    """Name every part of a run."""
+def build(config: Config, clients: int = 0) -> Plan:
+    """Name every part of a run.
+
+    clients: how many there are, for a device whose data is its own alone; 0: as the data has it.
+    """
     ready = prepare(config)
+    if clients:
+        ready = ready._replace(clients=[ready.clients[0]] * clients)
     train, agents = config.train, len(ready.clients)
     constrained = config.algorithm in CONSTRAINED
     warning = step_warning(config, [ready.clients[i] for i in range(min(agents, 8))], agents)

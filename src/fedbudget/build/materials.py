@@ -72,6 +72,8 @@ def _source(data: Data) -> Text | Labelled:
 
 def _text(config: Config, text: Text) -> Made:
     data, context = config.data, config.model.context
+    if data.alphabet:
+        text = sources.spelled(text, data.alphabet)
     kept = int(len(text.tokens) * (1 - data.validation))
     rng = seeds.rng(config.seed, 0, seeds.SERVER, "partition")
     match data.partition:

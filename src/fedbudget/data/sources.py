@@ -4,7 +4,7 @@ import gzip
 import hashlib
 import tarfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +51,9 @@ _CIFAR10_MEMBERS = {
     "test_batch.bin": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
 }
 
+ASCII = "\n" + "".join(map(chr, range(32, 127)))
+"""a line feed and what prints"""
+
 
 @dataclass(frozen=True)
 class Text:
@@ -88,6 +91,23 @@ def encode_text(documents: Sequence[str], name: str) -> Text:
         tuple(zip([0, *ends], ends, strict=False)),
         name,
     )
+
+
+def spelled(text: Text, alphabet: str) -> Text:
+    """The same text with its characters numbered by an alphabet, so that devices agree on them.
+
+    >>> spelled(encode_text(["cab"], "x"), "abc").tokens.tolist()
+    [2, 0, 1]
+    """
+    letters = ASCII if alphabet == "ascii" else alphabet
+    numbers = {letter: i for i, letter in enumerate(letters)}
+    if unknown := [letter for letter in text.vocabulary if letter not in numbers]:
+        raise UserError(
+            f"{text.name} has the character {unknown[0]!r}, which data.alphabet does not"
+        )
+    small = np.uint8 if len(letters) <= 256 else np.int32
+    table = np.array([numbers[letter] for letter in text.vocabulary], dtype=small)
+    return replace(text, tokens=torch.from_numpy(table[text.tokens.numpy()]), vocabulary=letters)
 
 
 def tiny_shakespeare(path: str | None = None) -> Text:

@@ -30,10 +30,20 @@ class Engine(Protocol):
     """how clients train: one by one ("loop") or many at once ("batched")"""
     states: MutableMapping[int, Versions]
     """what clients keep from round to round; a checkpoint holds it, no algorithm's server sees it"""
+    late: int
+    """replies so far that came after their round had ended"""
+
+    def available(self, round: int) -> Sequence[int]:
+        """The clients that a round can be given to, in order."""
+        ...
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Reply]: ...
 
     def evaluate(self, weights: Tensor) -> dict[str, float] | None: ...
+
+    def saved(self, acks: Mapping[int, Ack]) -> None:
+        """A checkpoint holds these acks: no older state will be asked for again."""
+        ...
 
     def assess(self, sent: Sent, acks: Mapping[int, Ack]) -> dict[str, float]:
         """Objective and infeasibility, for a plan with constraint sets."""
@@ -98,8 +108,15 @@ class Agents:
     """The part of an embedded engine that looks at all agents' own models."""
 
     kind = "loop"
+    late = 0
     plan: Plan
     states: MutableMapping[int, Versions]
+
+    def available(self, round: int) -> Sequence[int]:
+        return range(len(self.plan.clients))
+
+    def saved(self, acks: Mapping[int, Ack]) -> None:
+        pass
 
     @cached_property
     def _model(self) -> FlatModel:

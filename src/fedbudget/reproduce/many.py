@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 
 from fedbudget.build import build
 from fedbudget.config import Config, load, to_toml
+from fedbudget.engines.choose import choose
 from fedbudget.errors import UserError
 from fedbudget.runner import Stop, execute, facts
 from fedbudget.runs import RunFolder
@@ -57,7 +59,8 @@ def train(place: Path, config: Config) -> None:
     plan = build(config)
     folder = RunFolder.create(place, to_toml(config), overwrite=True)
     about = facts(plan, config.algorithm, config.control.controller)
-    execute(plan, folder, about, 1, plan.rounds, Silent(), Stop(), save_personal=False)
+    engine = partial(choose, plan)
+    execute(plan, folder, about, engine, plan.rounds, Silent(), Stop(), save_personal=False)
 
 
 def _leave_with(parent: int) -> None:

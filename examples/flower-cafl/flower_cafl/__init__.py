@@ -1,0 +1,1 @@
+"""CAFL-L as a Flower app."""
