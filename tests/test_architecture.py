@@ -19,8 +19,7 @@ LAYERS = (
     ("runs",),
     ("progress", "runner", "report", "tables", "config", "choices"),
     ("build", "api"),
-    ("flower",),
-    ("protocols", "training"),
+    ("flower", "protocols", "training"),
     ("reproduce",),
     ("cli", "__init__"),
 )

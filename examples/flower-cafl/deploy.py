@@ -45,8 +45,9 @@ def make_certificates(folder: Path, host: str = "127.0.0.1") -> None:
     """ca.crt, and server.crt with server.key for an address; each kept 30 days."""
     folder.mkdir(parents=True, exist_ok=True)
     now = datetime.now(UTC)
-    authority, server = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(
-        ec.SECP384R1()
+    authority, server = (
+        ec.generate_private_key(ec.SECP384R1()),
+        ec.generate_private_key(ec.SECP384R1()),
     )
 
     def certificate(subject: str, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:

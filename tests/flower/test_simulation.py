@@ -68,9 +68,9 @@ def plans(folder):
 def course(plan, engine):
     """The rounds' records without times, the last state, and the agents' own models' figures."""
     layout = plan.build_model().layout
-    records, state = [], rounds.first_state(plan)
+    records, state = [], (first := rounds.first_state(plan))
     with engine() as clients:
-        for record, state in rounds.run(plan, clients, layout, state):
+        for record, state in rounds.run(plan, clients, layout, first):
             told = json.loads(json.dumps(record.to_json()))
             records.append({k: v for k, v in told.items() if not k.endswith("_s")})
         sent = plan.algorithm.send(state.server)

@@ -1,8 +1,9 @@
 """The two halves of a Flower app: `fedbudget.flower.apps:server` and `fedbudget.flower.apps:client`.
 
 A Flower run's config has `config`, a preset's name or a file that server and nodes have; `out`, the
-server's run folder; and any key of a fedbudget config as an override: rounds = 3, train.lr = 2e-3.
-A run folder that is there already is gone on with.
+server's run folder; any key of a fedbudget config as an override: rounds = 3, train.lr = 2e-3; and
+`set`, more overrides in one word: "train.clip=1; codec.down=int8", because Flower takes only keys
+that the app has. A run folder that is there already is gone on with.
 
 A node's config has `partition-id`, the number of its client, and may have `config`, a TOML file on
 the node with its own [data], [budget] and [constraints], and `state`, a folder to keep state in.
@@ -10,6 +11,7 @@ Neither file nor figures in it are sent anywhere.
 """
 
 import json
+import logging
 from collections.abc import Mapping
 from functools import lru_cache, partial
 from pathlib import Path
@@ -31,7 +33,8 @@ from fedbudget.flower.store import Shelf
 from fedbudget.plan import Plan
 from fedbudget.training import MakeEngine, train_all
 
-OURS = ("config", "out")
+log = logging.getLogger("flwr.fedbudget")
+OURS = ("config", "out", "set")
 """keys of a Flower run's config that are not overrides"""
 OWN = ("data", "budget", "constraints", "control")
 """tables of a node's own file"""
@@ -43,6 +46,7 @@ def settings_of(run: Values) -> Config:
     if "config" not in run:
         raise UserError("the run's config has no config: name a preset or a TOML file")
     changes = [f"{key}={_toml(value)}" for key, value in run.items() if key not in OURS]
+    changes += [change for change in str(run.get("set", "")).split(";") if change.strip()]
     return load(find_config(str(run["config"])), changes)
 
 
@@ -91,7 +95,11 @@ def _on(grid: Grid, plan: Plan, settings: Config) -> MakeEngine:
 def _device(context: Context) -> Device:
     if "partition-id" not in context.node_config:
         raise UserError('the node\'s config has no partition-id: --node-config "partition-id=0"')
-    return _made(json.dumps(dict(context.run_config)), json.dumps(dict(context.node_config)))
+    try:
+        return _made(json.dumps(dict(context.run_config)), json.dumps(dict(context.node_config)))
+    except UserError as error:  # it may quote the node's own file
+        log.error("%s", error)
+        raise UserError("the node cannot take part; its log says why") from None
 
 
 @lru_cache(maxsize=1024)
@@ -103,7 +111,8 @@ def _made(run: str, node: str) -> Device:
     host, own_budget = _host(run, file)
     disk = Path(str(about.get("state") or platformdirs.user_state_path("fedbudget")))
     shelf = Shelf(disk.expanduser() / f"{settings.name}-{host.plan.run:016x}")
-    return Device(host, client, host.plan.controller if own_budget else None, shelf)
+    controller = host.plan.controller if own_budget else None
+    return Device(host, client, controller, shelf, private=True)
 
 
 @lru_cache(maxsize=1)

@@ -22,7 +22,7 @@ from fedbudget.flower.store import Shelf
 from fedbudget.plan import Plan
 from fedbudget.types import Ack, Job, Reply
 
-log = logging.getLogger("fedbudget.flower")
+log = logging.getLogger("flwr.fedbudget")
 
 
 @dataclass(frozen=True)

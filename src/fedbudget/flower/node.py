@@ -1,6 +1,7 @@
 """The node's side: a ClientApp that trains one client with its own data, budget and set."""
 
 import json
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -23,6 +24,7 @@ from fedbudget.runs import write
 from fedbudget.threads import one_thread
 from fedbudget.types import Ack, Job, Reply
 
+log = logging.getLogger("flwr.fedbudget")
 CONTROL = "control"
 """where a node's own controller keeps its state, among the client's other state"""
 Question = tuple[Plan, FlatModel, Sent, Mapping[int, Ack], ClientState]
@@ -38,6 +40,8 @@ class Device:
     """what keeps the node's own budget; None leaves the knobs to the server"""
     shelf: Shelf | None = None
     """the node's disk"""
+    private: bool = False
+    """whether what an error says stays on the node: it may quote data or the node's own file"""
 
     @property
     def plan(self) -> Plan:
@@ -56,6 +60,11 @@ class Device:
         if reply.error is None:
             older = {r: state for r, state in versions.items() if floor <= r < job.round}
             keep(context, self.shelf, self.client, {**older, **kept})
+        elif self.private and not reply.lost:
+            log.error("round %d: %s", job.round, reply.error)
+            return replace(
+                reply, error=f"{reply.error.partition(':')[0]}; the node's log says more"
+            )
         return reply
 
     def _within_budget(

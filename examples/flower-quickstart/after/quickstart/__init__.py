@@ -1,0 +1,1 @@
+"""Images of digits, learned by nodes that keep their data."""
