@@ -28,6 +28,7 @@ lint: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/overhead.py --out docs/benchmarks.md
 	$(BIN)/python benchmarks/codecs.py --out docs/benchmarks.md
+	$(BIN)/python benchmarks/flower.py --out docs/benchmarks.md
 	$(BIN)/python benchmarks/agents.py --out docs/results/agents
 
 # every code block, command and link in the documents

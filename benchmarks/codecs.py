@@ -10,7 +10,6 @@ squared error of the mean of 200 decodings over 1/200 of one's) are for docs/wir
 """
 
 import argparse
-import re
 import statistics
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from typing import TypeVar
 
 import numpy as np
 import torch
+from page import replace_section
 from torch import Tensor
 
 from fedbudget import codecs, seeds
@@ -170,14 +170,6 @@ def bias_table() -> list[str]:
     return lines
 
 
-def with_section(page: str, section: str) -> str:
-    """The page with the section under HEADING replaced, or added at the end."""
-    before, _, after = page.partition(f"{HEADING}\n")
-    following = re.search(r"^## ", after, re.MULTILINE)
-    rest = "\n" + after[following.start() :] if following else ""
-    return f"{before.rstrip()}\n\n{section}\n{rest}"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
@@ -189,7 +181,7 @@ def main() -> None:
     section = "\n".join(time_section(client, x, arguments.repeat))
     print("\n".join([section, "", *error_table(x), "", *bias_table()]))
     if arguments.out is not None:
-        arguments.out.write_text(with_section(arguments.out.read_text(), section))
+        replace_section(arguments.out, HEADING, section)
         print(f"wrote {arguments.out}")
 
 

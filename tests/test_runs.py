@@ -1,6 +1,8 @@
 """The run folder, checkpoints and resume."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 
@@ -226,3 +228,27 @@ def test_a_full_disk_loses_nothing_and_leaves_nothing_half_written(tmp_path, mon
     monkeypatch.undo()
     assert folder.load_checkpoint(lambda text: None).state.round == before.state.round
     assert not list(folder.path.rglob("*.part"))
+
+
+def test_two_processes_do_not_write_one_run(tmp_path):
+    folder = RunFolder.create(tmp_path / "a", "rounds = 1\n")
+    code = (
+        "import sys, time\nfrom pathlib import Path\nfrom fedbudget.runs import RunFolder\n"
+        "with RunFolder(Path(sys.argv[1])).held():\n    print('held', flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", code, str(folder.path)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(UserError, match=f"process {other.pid} is writing this run"):
+            folder.held().__enter__()
+        with pytest.raises(UserError, match="is writing this run"):
+            RunFolder.create(folder.path, "rounds = 2\n", overwrite=True)
+        assert folder.config_file.read_text() == "rounds = 1\n"
+    finally:
+        other.kill()  # and the lock goes with it
+        other.communicate()
+    with folder.held():
+        pass

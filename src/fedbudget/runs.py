@@ -12,11 +12,17 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 import numpy as np
 import torch
@@ -56,6 +62,8 @@ class RunFolder:
                     f"{path} already holds a run; go on with it (fedbudget resume {path}), "
                     "choose another --out, or add --overwrite"
                 )
+            with folder.held():
+                pass  # a run that is under way is not removed
             for old in (
                 *folder.checkpoints(),
                 *(path / name for name in OUTPUTS),
@@ -69,6 +77,23 @@ class RunFolder:
         write(folder.config_file, config.encode())
         folder.rounds_file.touch()
         return folder
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Nobody else writes here meanwhile; a process that dies lets go, whatever kills it."""
+        with (self.path / ".lock").open("a+") as lock:
+            try:
+                _lock(lock.fileno())
+            except OSError:
+                lock.seek(0)
+                raise UserError(
+                    f"{self.path}: process {lock.read().strip() or '?'} is writing this run; "
+                    "stop it first, or choose another --out"
+                ) from None
+            lock.truncate(0)
+            lock.write(f"{os.getpid()}\n")
+            lock.flush()
+            yield
 
     @property
     def config_file(self) -> Path:
@@ -152,6 +177,12 @@ class RunFolder:
     def save_summary(self, summary: Mapping[str, Any]) -> None:
         text = json.dumps(_plain(summary), indent=2, allow_nan=False)
         write(self.path / "summary.json", (text + "\n").encode())
+
+
+def _lock(file: int) -> None:
+    """OSError where another process has it; systems without such locks go on."""
+    if fcntl is not None:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def write(path: Path, body: bytes) -> None:

@@ -31,7 +31,9 @@ Where = Callable[[Plan, Config], MakeEngine]
 def train(settings: Config, out: Path, overwrite: bool = False, where: Where | None = None) -> None:
     """A new run. Nothing is written before everything has been checked."""
     plan = build(settings)
-    _finish(plan, settings, RunFolder.create(out, to_toml(settings), overwrite), where=where)
+    folder = RunFolder.create(out, to_toml(settings), overwrite)
+    with folder.held():
+        _finish(plan, settings, folder, where=where)
 
 
 def resume(path: Path, where: Where | None = None) -> None:
@@ -44,9 +46,10 @@ def resume(path: Path, where: Where | None = None) -> None:
         say(f"{path} is finished: {settings.rounds} rounds")
         return
     plan = build(settings)
-    start = folder.load_checkpoint(lambda text: print(f"fedbudget: {text}", file=sys.stderr))
-    folder.cut_back(start.state.round if start else 0)
-    _finish(plan, settings, folder, start, where)
+    with folder.held():
+        start = folder.load_checkpoint(lambda text: print(f"fedbudget: {text}", file=sys.stderr))
+        folder.cut_back(start.state.round if start else 0)
+        _finish(plan, settings, folder, start, where)
 
 
 def train_all(every: Mapping[Path, Config], where: Where | None = None) -> None:

@@ -72,9 +72,27 @@ def log(deployment, name):
 
 
 def children(pid):
-    """The processes of a session that a process leads."""
-    found = subprocess.run(["ps", "-s", str(pid), "-o", "pid=,args="], stdout=subprocess.PIPE)
-    return [line.split(None, 1) for line in found.stdout.decode().splitlines()]
+    """The living processes of a session that a process leads."""
+    found = subprocess.run(["ps", "-s", str(pid), "-o", "pid=,stat=,args="], stdout=subprocess.PIPE)
+    lines = [line.split(None, 2) for line in found.stdout.decode().splitlines()]
+    return [(int(pid), args) for pid, stat, args in lines if not stat.startswith("Z")]
+
+
+def server_apps(here):
+    """A ServerApp is in a session of its own: it can be told by the folder it works in."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            arguments = (entry / "cmdline").read_bytes()
+            if (
+                b"flwr-serverapp" in arguments
+                and str(here.folder).encode() in (entry / "environ").read_bytes()
+            ):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    assert found
+    return found
 
 
 def test_cafl_l_with_tls_and_keys_survives_a_node_that_is_killed(tmp_path):
@@ -148,8 +166,8 @@ def test_a_server_that_was_killed_goes_on_with_the_same_bits(tmp_path):
         here.run(changes)
         until("round 2", lambda: len(records(out)) >= 2, here)
         time.sleep(1.5)  # into round 3
-        for pid, _ in children(here.processes["superlink"].pid):
-            os.kill(int(pid), signal.SIGKILL)
+        for pid in server_apps(here):
+            os.kill(pid, signal.SIGKILL)
         here.kill("superlink")
         here.kill("run")
         done = len(records(out))

@@ -16,7 +16,6 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from safetensors.torch import load, save
 from torch import Tensor
 
 from fedbudget.codecs import frame
@@ -28,6 +27,8 @@ from fedbudget.engines.engine import (
     Versions,
     describe,
     metrics,
+    pack,
+    unpack,
     validation_batches,
 )
 from fedbudget.errors import UserError
@@ -180,7 +181,7 @@ class Workers(Agents):
         header = {"op": "train", "job": job.header(), "fresh": fresh, "state": bool(state)}
         _send(worker.pipe, header, *([frame.to_bytes(job.payload)] if fresh else []))
         if state:
-            worker.pipe.send_bytes(_pack(state))
+            worker.pipe.send_bytes(pack(state))
         worker.payload = job.payload
 
     def _replace(self, worker: _Worker) -> _Worker:
@@ -229,20 +230,8 @@ def _send(pipe: Connection, header: dict[str, Any], *bodies: Buffer) -> None:
 def _receive(pipe: Connection) -> tuple[Reply, Versions]:
     header = json.loads(pipe.recv_bytes())
     payload = frame.from_bytes(pipe.recv_bytes()) if header["payload"] else None
-    kept = _unpack(pipe.recv_bytes()) if header["state"] else {}
+    kept = unpack(pipe.recv_bytes()) if header["state"] else {}
     return Reply.from_header(header["reply"], payload), kept
-
-
-def _pack(versions: Versions) -> bytes:
-    return save({f"{r}/{name}": t for r, state in versions.items() for name, t in state.items()})
-
-
-def _unpack(body: bytes) -> Versions:
-    versions: dict[int, dict[str, Tensor]] = {}
-    for key, tensor in load(body).items():
-        round, _, name = key.partition("/")
-        versions.setdefault(int(round), {})[name] = tensor
-    return versions
 
 
 def _work(pipe: Connection, plan: Plan) -> None:
@@ -266,7 +255,7 @@ def _work(pipe: Connection, plan: Plan) -> None:
                 payload = frame.from_bytes(bytearray(pipe.recv_bytes()))
             assert payload is not None
             job = Job.from_header(header["job"], payload)
-            kept = _unpack(pipe.recv_bytes()) if header["state"] else {}
+            kept = unpack(pipe.recv_bytes()) if header["state"] else {}
             reply, state = host.train(job, kept)
             answer = {
                 "reply": reply.header(),
@@ -276,7 +265,7 @@ def _work(pipe: Connection, plan: Plan) -> None:
             body = [frame.to_bytes(reply.payload)] if reply.payload is not None else []
             _send(pipe, answer, *body)
             if state:
-                pipe.send_bytes(_pack(state))
+                pipe.send_bytes(pack(state))
         except (EOFError, OSError):
             return
 

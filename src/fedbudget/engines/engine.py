@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequenc
 from functools import cached_property, partial
 from typing import Protocol, Self
 
+from safetensors.torch import load, save
 from torch import Tensor
 
 from fedbudget.algorithms.algorithm import ClientState, Sent
@@ -21,6 +22,19 @@ from fedbudget.types import Ack, Job, Reply
 Versions = Mapping[int, ClientState]
 """round -> what a client kept after it: the state that the server's last Ack names, and a newer one
 that the server may not have used"""
+
+
+def pack(versions: Versions) -> bytes:
+    """A client's state as bytes, to cross a pipe or lie on a disk."""
+    return save({f"{r}/{name}": t for r, state in versions.items() for name, t in state.items()})
+
+
+def unpack(body: bytes) -> Versions:
+    versions: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in load(body).items():
+        round, _, name = key.partition("/")
+        versions.setdefault(int(round), {})[name] = tensor
+    return versions
 
 
 class Engine(Protocol):

@@ -17,6 +17,7 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 import ray
 from flwr.app import Context
+from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
@@ -37,10 +38,12 @@ def simulate(
     workers: int,
     table: FleetTable,
     work: Callable[[Callable[[], AbstractContextManager[Engine]]], T],
+    app: Callable[[Callable[[Context], Device]], ClientApp] = client_app,
 ) -> T:
     """Call `work` with a maker of the engine, inside a Flower simulation, and return its result.
 
     disk: where the nodes keep their state.
+    app: what the nodes run.
     """
     patience = Patience(len(plan.clients), table.wait, table.deadline)
     fleet = Fleet(len(plan.clients), table.rest_after, table.rest)
@@ -61,7 +64,7 @@ def simulate(
         try:
             run_simulation(
                 server,
-                client_app(partial(_device, str(file), str(disk.absolute()))),
+                app(partial(_device, str(file), str(disk.absolute()))),
                 num_supernodes=len(plan.clients),
                 backend_config={
                     "client_resources": {"num_cpus": 1, "num_gpus": 0.0},

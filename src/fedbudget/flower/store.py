@@ -10,24 +10,10 @@ from pathlib import Path
 
 from flwr.app import ConfigRecord, Context
 from safetensors import SafetensorError
-from safetensors.torch import load, save
-from torch import Tensor
 
-from fedbudget.engines.engine import Versions
+from fedbudget.engines.engine import Versions, pack, unpack
 
 RECORD = "fedbudget-state"
-
-
-def pack(versions: Versions) -> bytes:
-    return save({f"{r}/{name}": t for r, state in versions.items() for name, t in state.items()})
-
-
-def unpack(body: bytes) -> Versions:
-    versions: dict[int, dict[str, Tensor]] = {}
-    for key, tensor in load(body).items():
-        round, _, name = key.partition("/")
-        versions.setdefault(int(round), {})[name] = tensor
-    return versions
 
 
 class Shelf(MutableMapping[int, Versions]):
