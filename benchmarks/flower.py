@@ -10,15 +10,15 @@ import argparse
 import statistics
 import time
 from collections.abc import Iterable
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg
 from page import replace_section
+from stock import make, with_stock
 
 from fedbudget import rounds
 from fedbudget.algorithms.fedavg import fedavg
@@ -26,9 +26,7 @@ from fedbudget.build import build
 from fedbudget.config import find_config, load
 from fedbudget.control.controller import fixed
 from fedbudget.data.examples import Texts
-from fedbudget.flower.node import client_app
 from fedbudget.flower.simulation import simulate
-from fedbudget.models.gpt import GPT
 from fedbudget.plan import Plan
 from fedbudget.tables import FleetTable
 from fedbudget.task import classify
@@ -37,11 +35,6 @@ from fedbudget.types import Knobs, RoundRecord
 HEADING = "## On Flower"
 CLIENTS = 6
 FEW = ("rounds=3", "train.steps=4", "train.evaluate_every=3")
-
-
-def make(size: str) -> torch.nn.Module:
-    layers, width = map(int, size.split("x"))
-    return GPT(65, 128, layers, width, width // 32)
 
 
 def empty_plan(size: str) -> Plan:
@@ -59,26 +52,6 @@ def empty_plan(size: str) -> Plan:
         task=classify(),
         lr=1e-3,
     )
-
-
-@lru_cache(maxsize=1)
-def module(size: str) -> torch.nn.Module:
-    return make(size)
-
-
-def with_stock(size, device) -> ClientApp:
-    """Our ClientApp, and beside it what Flower's quickstart does, without the training."""
-    app = client_app(device)
-
-    @app.train("stock")
-    def stock(message: Message, context: Context) -> Message:
-        net = module(size)
-        net.load_state_dict(message.content["arrays"].to_torch_state_dict())
-        metrics = MetricRecord({"num-examples": 1})
-        content = RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics})
-        return Message(content, reply_to=message)
-
-    return app
 
 
 def in_turn(size: str, plan: Plan, repeat: int, engine) -> tuple[list[float], list[float]]:
