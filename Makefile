@@ -45,7 +45,7 @@ $(VENV)/.core: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing fedbudget and its development tools into $(VENV) (once; a few minutes)"
-	@$(PIP) -e ".[dev,hf,flower]"
+	@$(PIP) -e ".[dev,hf,flower,privacy]"
 	@touch $@ $(VENV)/.core
 
 clean:

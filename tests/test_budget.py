@@ -163,7 +163,12 @@ def test_every_choice_meets_every_budget_and_one_more_step_would_not(gpt, e, c, 
         if choice.knobs.steps < GRID.most:
             more = gpt.forecast(replace(choice.knobs, steps=choice.knobs.steps + 1))
             assert more[choice.binding] > budgets[choice.binding]
-    assert [x.progress for x in choices] == sorted((x.progress for x in choices), reverse=True)
+    first, *rest = choices
+    assert [x.progress for x in rest] == sorted((x.progress for x in rest), reverse=True)
+    most = max(x.progress for x in choices)
+    assert first.progress >= 0.98 * most
+    almost = [x for x in choices if x.progress >= 0.98 * most]
+    assert first.usage["communication"] == min(x.usage["communication"] for x in almost)
 
 
 def test_a_budget_nothing_can_meet_is_named_with_its_least_value(gpt):

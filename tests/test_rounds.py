@@ -10,6 +10,7 @@ import torch
 
 from conftest import softmax_plan, text_plan
 from fedbudget import rounds
+from fedbudget.aggregation import Accumulator
 from fedbudget.algorithms.algorithm import Algorithm
 from fedbudget.codecs import frame
 from fedbudget.control.controller import Controller
@@ -74,7 +75,7 @@ def test_one_step_of_everybody_is_a_gradient_step_on_the_whole():
 
 def test_layers_are_averaged_over_those_who_trained_them():
     layout = text_plan().build_model().layout
-    total = rounds.Accumulator(layout)
+    total = Accumulator(layout)
     everything, top = torch.ones(layout.size), torch.full((layout.top(1).stop,), 4.0)
     total.add([everything], 0, 1.0)
     total.add([top[layout.top(1)]], layout.depth - 1, 2.0)

@@ -11,8 +11,9 @@ from typing import Any, Literal
 from rich.console import Console
 from torch import Tensor, nn
 
+from fedbudget import epsilon, privacy, seeds
 from fedbudget import rounds as loop
-from fedbudget import seeds
+from fedbudget.aggregation import Screening
 from fedbudget.algorithms.algorithm import Algorithm
 from fedbudget.algorithms.fedavg import fedavg
 from fedbudget.client import Recipe
@@ -58,16 +59,17 @@ class Run:
     def summary(self) -> dict[str, Any]:
         """The same figures as a run folder's summary.json."""
         plan = self.plan
+        hidden = plan.recipe.privacy.on  # the agents' own figures have no noise on them
         about = {
             "name": plan.name,
             "seed": plan.seed,
             "clients": len(plan.clients),
             "engine": self.engine,
-            **({"personal": dict(self.figures)} if self.figures else {}),
+            **({"personal": dict(self.figures)} if self.figures and not hidden else {}),
         }
-        return summarise(
-            [r.to_json() for r in self.records], about, self.plan.rounds, self.plan.budgets
-        )
+        records = [r.to_json() for r in self.records]
+        about |= epsilon.facts(plan, records)
+        return summarise(records, about, plan.rounds, plan.budgets)
 
     @property
     def losses(self) -> list[float]:
@@ -173,7 +175,7 @@ def train(
     layers: how many layer groups train, from the top; None trains all.
     groups: name prefixes of the layer groups, bottom first, where the ones found do not suit.
     loss: (model, inputs, targets) -> scalar; cross-entropy where it is not given.
-    recipe: more about the local optimiser; `optimizer` is ignored then.
+    recipe: more about the local optimiser and privacy; `optimizer` is ignored then.
     constraints: one private set per client (`fedbudget.constraints`); they stay with the clients.
         For `pc_fedavg`, and for `fedavg` or `scaffold` with a `penalty` term.
     final_projection: put each client's own model into its set when the run ends.
@@ -222,6 +224,17 @@ def train(
     task = custom(loss) if loss is not None else classify()
     named(codec or flat.layout.raw)
     base = Knobs(layers or depth, steps, batch, codec=codec or flat.layout.raw)
+    local = replace(local, privacy=replace(local.privacy, cohort=size))
+    privacy.check(
+        local.privacy,
+        flat.layout,
+        weighting=weighting,
+        codecs=() if controller else (base.codec,),
+        remembers=local.uplink.feedback != "none",
+        compares=False,
+    )
+    epsilon.ready(local.privacy)
+    alone = local.privacy.on and local.privacy.model == "sum"  # no update is seen by itself
     known: Costs | None = None
     limits: dict[str, float] = {}
     if budget:
@@ -251,6 +264,7 @@ def train(
         meter=known.meter if known else None,
         budgets={"counted": [limits]} if limits else {},
         weighting=weighting,
+        screening=Screening("off") if alone else Screening(),
         layers=prefixes,
         constraints=constraints,
         final_projection=final_projection,

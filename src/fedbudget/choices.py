@@ -10,7 +10,9 @@ from fedbudget.units import show
 
 def table(choices: Sequence[Choice], budgets: Mapping[str, float]) -> Table:
     """A row a setting, best first; each budget's predicted usage and its share."""
-    out = Table(caption="each setting with the most steps the budgets allow, most progress first")
+    out = Table(
+        caption="each setting with the most steps the budgets allow; the choice, then by progress"
+    )
     for name in ("layers", "steps", "batch", "codec", *budgets, "progress", "binds"):
         out.add_column(name, justify="right")
     for c in choices:

@@ -50,6 +50,18 @@ def run(
     set_: Set = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; default runs/NAME.")] = None,
     overwrite: Overwrite = False,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on with the run at --out; start it if none is there."),
+    ] = False,
+    accept_changes: Annotated[
+        bool,
+        typer.Option(
+            "--accept-changes",
+            help="With --resume: go on with these settings where the run was made with others, "
+            "such as more rounds.",
+        ),
+    ] = False,
     engine: Annotated[
         Literal["embedded", "flower"] | None,
         typer.Option(help="The config's, if not given; flower is Flower's simulation."),
@@ -57,14 +69,24 @@ def run(
 ) -> None:
     """Train one run, with live progress.
 
+    With --resume the same command can be given again and again until the run is finished. A run
+    that was made with other settings is then refused, unless --accept-changes is given.
+
     Example: `fedbudget run fedavg --set rounds=20 --set train.lr=2e-3 --out runs/a`
     """
     from fedbudget.config import find_config, load
-    from fedbudget.training import train
+    from fedbudget.training import train, train_or_resume
 
+    if accept_changes and not resume:
+        raise UserError("--accept-changes is for --resume: add it")
+    if overwrite and resume:
+        raise UserError("--overwrite removes what --resume would go on with; choose one of them")
     changes = [*(set_ or []), *([f"engine={engine}"] if engine else [])]
     settings = load(find_config(config), changes)
-    train(settings, out or _free(settings.name), overwrite)
+    if resume:
+        train_or_resume(settings, out or Path("runs") / settings.name, accept_changes)
+    else:
+        train(settings, out or _free(settings.name), overwrite)
 
 
 @app.command()

@@ -16,6 +16,7 @@ from fedbudget.codecs import frame
 from fedbudget.data.examples import Examples, draw
 from fedbudget.errors import UserError
 from fedbudget.models.flat import FlatModel
+from fedbudget.privacy import Privacy, private
 from fedbudget.task import Task
 from fedbudget.types import Job, Knobs, Reply
 from fedbudget.uplink import Uplink
@@ -39,6 +40,10 @@ class Recipe:
     """what a client keeps back of an update and sends later"""
     keeps_model: bool = False
     """whether a client keeps the model it was sent: for partial downlinks, and to skip uploads"""
+    privacy: Privacy = field(default_factory=Privacy)
+    """what is done to an update before it is encoded"""
+    privacy_seed: int | None = field(default=None, repr=False)
+    """the seed of a node's own noise, which nobody else should know; None takes the run's"""
 
 
 Meter = Callable[[Knobs, int, int], Mapping[str, Mapping[str, float]]]
@@ -90,6 +95,7 @@ def train_client(job: Job, agent: Agent, algorithm: Algorithm, state: ClientStat
     algorithm.start(run)
     loss = _local_steps(run, job, agent, algorithm) if knobs.steps else None
     update, kept = algorithm.finish(run)
+    update = private(update, recipe.privacy, job, recipe.privacy_seed)
     payload, held_back = uplink.encode(job, run, update, layout, recipe.uplink)
     if algorithm.sent is not None:
         kept = algorithm.sent(kept, frame.unpack(payload, layout), part)
@@ -98,8 +104,8 @@ def train_client(job: Job, agent: Agent, algorithm: Algorithm, state: ClientStat
         job.run,
         job.round,
         job.client,
-        examples=len(agent.examples),
-        loss=loss,
+        examples=1 if recipe.privacy.on else len(agent.examples),
+        loss=None if recipe.privacy.on else loss,
         seconds=time.perf_counter() - started,
         usage=agent.meter(knobs, len(payload), len(job.payload)) if agent.meter else {},
         payload=payload,

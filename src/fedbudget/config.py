@@ -23,6 +23,7 @@ from fedbudget.tables import (
     Data,
     FleetTable,
     Model,
+    PrivacyTable,
     Table,
     Train,
 )
@@ -60,6 +61,7 @@ class Config(Table):
     codec: CodecTable = CodecTable()
     constraints: Constraints = Constraints()
     fleet: FleetTable = FleetTable()
+    privacy: PrivacyTable = PrivacyTable()
 
     @model_validator(mode="after")
     def _fits(self) -> "Config":
@@ -80,6 +82,11 @@ class Config(Table):
             raise ValueError(
                 "codec.skip keeps updates back for later, so codec.feedback must be error or "
                 "momentum"
+            )
+        if self.privacy.noise > 0 and self.privacy.clip == 0:
+            raise ValueError(
+                f"privacy.noise = {self.privacy.noise:g} is in units of privacy.clip, which is 0; "
+                "set privacy.clip to the largest norm of an update"
             )
         if self.data.source == "text" and not self.data.path:
             raise ValueError('data.source = "text" needs data.path, a text file or folder')
@@ -132,8 +139,10 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # also bytes that are no text, and numbers of thousands of digits
         raise UserError(f"{path}: not valid TOML: {error}") from None
+    except RecursionError:
+        raise UserError(f"{path}: not valid TOML: it is nested too deeply") from None
 
 
 def validate(tables: Mapping[str, Any], where: str) -> Config:
@@ -195,6 +204,30 @@ def _keys(loc: list[str]) -> list[str]:
         assert isinstance(inner, type)
         table = inner
     return list(table.model_fields)
+
+
+def differences(old: Config, new: Config) -> dict[str, str]:
+    """Keys with other values: "table.key" -> "old -> new"."""
+    a, b = _flat(old), _flat(new)
+    return {
+        key: f"{_shown(a, key)} -> {_shown(b, key)}"
+        for key in {**a, **b}
+        if a.get(key) != b.get(key)
+    }
+
+
+def _flat(model: BaseModel, prefix: str = "") -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, value in model:
+        if isinstance(value, BaseModel):
+            values |= _flat(value, f"{name}.")
+        else:
+            values[prefix + name] = value
+    return values
+
+
+def _shown(values: Mapping[str, Any], key: str) -> str:
+    return _toml(values[key]) if key in values else "nothing"
 
 
 def to_toml(config: Config) -> str:

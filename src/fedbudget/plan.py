@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from fedbudget import seeds
+from fedbudget.aggregation import Screening
 from fedbudget.algorithms.algorithm import Algorithm
 from fedbudget.client import Meter, Recipe
 from fedbudget.constraints import ConstraintSet
@@ -41,6 +42,10 @@ class Plan:
     """accounting -> the limits of each device class, per client and round"""
     round_schedule: str = "constant"
     weighting: str = "uniform"
+    screening: Screening = field(default_factory=Screening)
+    """what to do with updates that are far larger than the others"""
+    trim: float | None = None
+    """share of the updates left out at each end, number by number; 0.5 = median, None = plain mean"""
     drop: float = 0.0
     """chance that a client of the cohort drops out of a round"""
     layers: tuple[str, ...] | None = None

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-import torch
 from torch import Tensor
 
 from fedbudget import seeds
+from fedbudget.aggregation import Accumulator, Aggregate, Robust, Screen, Update
 from fedbudget.algorithms.algorithm import Mean, ServerState, counted
+from fedbudget.client import Meter
 from fedbudget.codecs import frame
 from fedbudget.control.controller import ControlState
 from fedbudget.downlink import Broadcast, Changed, changed_groups
@@ -19,11 +20,17 @@ from fedbudget.errors import UserError
 from fedbudget.models.flat import Layout
 from fedbudget.plan import Plan
 from fedbudget.types import Ack, Job, Knobs, Reply, RoundRecord
-from fedbudget.uplink import kept_back
+from fedbudget.uplink import NOTHING, kept_back
 
 HOPELESS = 3
 """rounds in a row without a single usable reply before a run gives up"""
 DROPPED_OUT = "it dropped out"
+MOST_EXAMPLES = 2**53
+"""that a client may claim: beyond it a sum would no longer be exact"""
+OVERSIZE = 2
+"""times the size of a frame as is that a frame may have"""
+IMPLAUSIBLE = 10.0
+"""times our own count, more or less, from which on a reported usage is flagged"""
 
 
 @dataclass(frozen=True)
@@ -92,11 +99,26 @@ def one_round(
     lr = plan.lr_at(number)
     gone = dropouts(plan, number, cohort)
     jobs = [_job(plan, state, number, c, knobs[c], lr, down) for c in cohort if c not in gone]
-    total = Accumulator(layout)
+    total: Aggregate = Robust(layout, plan.trim) if plan.trim is not None else Accumulator(layout)
+    screen = Screen(plan.screening, plan.weighting == "examples")
     accepted: list[Reply] = []
+    flagged: dict[str, str] = {}
     skipped: list[int] = []
     dropped = dict.fromkeys(map(str, gone), DROPPED_OUT)
     up_bytes = 0
+
+    def take(update: Update) -> None:
+        job, reply = update.job, update.reply
+        knobs[job.client] = reply.knobs or job.knobs
+        total.add(update.vectors, layout.depth - knobs[job.client].layers, update.weight)
+        if reply.payload is not None and kept_back(reply.payload):
+            skipped.append(reply.client)
+        usage, problem = credible(job, reply, plan.meter)
+        if problem:
+            flagged[str(job.client)] = problem
+        # one update in memory, not a cohort's
+        accepted.append(replace(reply, usage=usage, payload=None))
+
     replies = Timed(engine.run(jobs), on_reply)
     acks = dict(state.acks)
     for job, reply in in_job_order(jobs, replies):
@@ -105,15 +127,16 @@ def one_round(
         up_bytes += len(reply.payload) if reply.payload is not None else 0
         try:
             vectors = checked(job, reply, layout, plan.algorithm.vectors)
-            weight = reply.examples if plan.weighting == "examples" else 1.0
-            knobs[job.client] = reply.knobs or job.knobs
-            total.add(vectors, layout.depth - knobs[job.client].layers, weight)
         except frame.FrameError as error:
             dropped[str(job.client)] = str(error)
             continue
-        if reply.payload is not None and kept_back(reply.payload):
-            skipped.append(reply.client)
-        accepted.append(replace(reply, payload=None))  # one update in memory, not a cohort's
+        weight = reply.examples if plan.weighting == "examples" else 1.0
+        for update in screen.offer(Update(job, reply, vectors, weight)):
+            take(update)
+    for update in screen.rest():
+        take(update)
+    dropped |= {str(client): why for client, why in screen.refused.items()}
+    accepted.sort(key=lambda reply: reply.client)
     server = state.server
     if accepted:
         mean = Mean(
@@ -129,7 +152,8 @@ def one_round(
     ack = Ack(number, tuple(total.counts))
     acks |= {reply.client: ack for reply in accepted}
     validation = engine.evaluate(server["weights"]) if due else None
-    if due and plan.constraints is not None:
+    # with privacy, agents are not asked for figures of their own data: nobody puts noise on them
+    if due and plan.constraints is not None and not plan.recipe.privacy.on:
         validation = {**(validation or {}), **engine.assess(plan.algorithm.send(server), acks)}
     evaluated = time.perf_counter()
     losses = [r.loss for r in accepted if r.loss is not None]
@@ -144,7 +168,8 @@ def one_round(
         down_bytes=sum(len(job.payload) for job in jobs),
         usage=by_accounting(accepted),
         dropped=dropped,
-        skipped=tuple(skipped),
+        flagged=flagged,
+        skipped=tuple(sorted(skipped)),
         late=engine.late - late,
         train_s=replies.seconds,
         evaluate_s=evaluated - aggregated,
@@ -209,9 +234,14 @@ def checked(job: Job, reply: Reply, layout: Layout, vectors: int) -> tuple[Tenso
         raise frame.FrameError("it answers another job")
     if (head.first, head.last) != (layout.depth - knobs.layers, layout.depth):
         raise frame.FrameError("it covers other layers than the job asked for")
+    if head.codec not in (knobs.codec, NOTHING):
+        raise frame.FrameError(f"it is written by {head.codec}, not by {knobs.codec}")
+    most = OVERSIZE * frame.raw_size(layout, vectors)
+    if len(reply.payload) > most:
+        raise frame.FrameError(f"{len(reply.payload)} bytes where {most} are more than enough")
     if len(reply.payload.bodies) != vectors:
         raise frame.FrameError(f"{len(reply.payload.bodies)} vectors where {vectors} belong")
-    if reply.examples < 1:
+    if not 1 <= reply.examples <= MOST_EXAMPLES:
         raise frame.FrameError(f"it claims {reply.examples} examples")
     for accounting, used in reply.usage.items():
         for resource, amount in used.items():
@@ -221,6 +251,28 @@ def checked(job: Job, reply: Reply, layout: Layout, vectors: int) -> tuple[Tenso
     if not all(frame.finite(vector) for vector in update):
         raise frame.FrameError("it holds numbers that are not finite")
     return update
+
+
+def credible(
+    job: Job, reply: Reply, meter: Meter | None
+) -> tuple[Mapping[str, Mapping[str, float]], str | None]:
+    """A reply's usage with what its frame proves in place of less, and what is wrong with it."""
+    assert reply.payload is not None
+    up, down = len(reply.payload), len(job.payload)
+    known = meter(reply.knobs or job.knobs, up, down) if meter else {}
+    if "counted" in known and "counted" not in reply.usage:
+        return {**reply.usage, **known}, "it reports no usage; ours is taken"
+    told = reply.usage.get("counted", {})
+    if told.get("communication", up) < up:
+        said = f"it reports {told['communication']:g} bytes up; its frame has {up}"
+        return {**reply.usage, "counted": {**told, "communication": float(up)}}, said
+    for resource, amount in known.get("counted", {}).items():
+        if resource not in told:
+            return reply.usage, f"it does not report its {resource}"
+        low, high = amount / IMPLAUSIBLE, amount * IMPLAUSIBLE
+        if not low <= told[resource] <= high:
+            return reply.usage, f"it reports {resource} of {told[resource]:g}; we count {amount:g}"
+    return reply.usage, None
 
 
 class Timed:
@@ -241,40 +293,6 @@ class Timed:
         if self.on_reply is not None:
             self.on_reply(reply)
         return reply
-
-
-class Accumulator:
-    """A weighted mean, layer by layer over those who trained the layer; one update in memory."""
-
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
-        self.sums: list[Tensor] = []
-        self.weights = [0.0] * layout.depth
-        self.counts = [0] * layout.depth
-
-    def add(self, vectors: Sequence[Tensor], first: int, weight: float) -> None:
-        """An update of the layer groups from `first` to the top."""
-        if not self.sums:
-            size, dtype = self.layout.size, self.layout.dtype
-            self.sums = [torch.zeros(size, dtype=dtype) for _ in vectors]
-        where = self.layout.span(first, self.layout.depth)
-        for total, vector in zip(self.sums, vectors, strict=True):
-            total[where].add_(vector, alpha=weight)
-        for group in range(first, self.layout.depth):
-            self.weights[group] += weight
-            self.counts[group] += 1
-
-    def mean(self) -> tuple[Tensor, ...]:
-        first = 0
-        while first < len(self.weights):
-            last = first + 1
-            while last < len(self.weights) and self.weights[last] == self.weights[first]:
-                last += 1
-            if self.weights[first] > 0:
-                for total in self.sums:
-                    total[self.layout.span(first, last)].div_(self.weights[first])
-            first = last
-        return tuple(self.sums)
 
 
 def by_accounting(replies: Sequence[Reply]) -> dict[str, dict[str, Mapping[str, float]]]:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any, Protocol, Self
 
-from fedbudget import rounds
+from fedbudget import epsilon, rounds
 from fedbudget.engines.engine import Engine
 from fedbudget.errors import UserError
 from fedbudget.plan import Plan
@@ -80,15 +80,16 @@ def execute(
             f"{folder.path}: its checkpoint has {len(begin.weights)} numbers and the model of its "
             f"config {model.layout.size}; the config was changed since"
         )
-    state, saved = begin, begin.round
+    state, saved = begin, begin.round  # the last state whose record is written; that on disk
     with engine() as clients:
         about = {**about, "engine": clients.kind}
         if start:
             clients.states.update(start.clients)
             clients.saved(begin.acks)
         try:
-            for record, state in rounds.run(plan, clients, model.layout, begin, watcher.on_reply):
+            for record, after in rounds.run(plan, clients, model.layout, begin, watcher.on_reply):
                 folder.append(record)
+                state = after
                 if state.round % checkpoint_every == 0:
                     folder.save_checkpoint(state, clients.states)
                     clients.saved(state.acks)
@@ -101,11 +102,14 @@ def execute(
                 folder.save_checkpoint(state, clients.states)
         if plan.constraints is not None and state.round == plan.rounds:
             figures, models = clients.final(plan.algorithm.send(state.server), state.acks)
-            about = {**about, "personal": figures}
+            if not plan.recipe.privacy.on:  # nobody has put noise on these
+                about = {**about, "personal": figures}
             if save_personal:
                 layout = model.layout
                 folder.save_personal((agent, layout.named(own)) for agent, own in models)
     folder.save_model(model.state_dict(state.weights))
-    summary = summarise(folder.records(), about, plan.rounds, plan.budgets)
+    records = folder.records()
+    about = {**about, **epsilon.facts(plan, records)}
+    summary = summarise(records, about, plan.rounds, plan.budgets)
     folder.save_summary(summary)
     return summary

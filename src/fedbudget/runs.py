@@ -11,9 +11,11 @@ clients/             what the nodes of a Flower simulation keep from round to ro
 import json
 import math
 import os
+import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -54,9 +56,13 @@ class RunFolder:
 
     @staticmethod
     def create(path: Path, config: str, overwrite: bool = False) -> "RunFolder":
-        """A new, empty run folder. An older run in its place is removed only when told."""
+        """A new, empty run folder. An older run in its place is removed only when told.
+
+        The config comes last and goes first: a folder with one is a run that can go on.
+        """
         folder = RunFolder(path)
-        if folder.rounds_file.exists() or folder.config_file.exists():
+        rounds = folder.rounds_file
+        if folder.config_file.exists() or (rounds.exists() and rounds.stat().st_size):
             if not overwrite:
                 raise UserError(
                     f"{path} already holds a run; go on with it (fedbudget resume {path}), "
@@ -65,6 +71,7 @@ class RunFolder:
             with folder.held():
                 pass  # a run that is under way is not removed
             for old in (
+                folder.config_file,
                 *folder.checkpoints(),
                 *(path / name for name in OUTPUTS),
                 *(path / "clients").glob("*.safetensors"),
@@ -72,28 +79,28 @@ class RunFolder:
                 old.unlink(missing_ok=True)
         try:
             folder.checkpoint_folder.mkdir(parents=True, exist_ok=True)
+            rounds.touch()
         except OSError as error:
             raise UserError(f"{path}: cannot make the run folder: {error.strerror}") from None
-        write(folder.config_file, config.encode())
-        folder.rounds_file.touch()
+        folder.save_config(config)
         return folder
+
+    def save_config(self, config: str) -> None:
+        write(self.config_file, config.encode())
 
     @contextmanager
     def held(self) -> Iterator[None]:
         """Nobody else writes here meanwhile; a process that dies lets go, whatever kills it."""
-        with (self.path / ".lock").open("a+") as lock:
-            try:
-                _lock(lock.fileno())
-            except OSError:
-                lock.seek(0)
-                raise UserError(
-                    f"{self.path}: process {lock.read().strip() or '?'} is writing this run; "
-                    "stop it first, or choose another --out"
-                ) from None
-            lock.truncate(0)
-            lock.write(f"{os.getpid()}\n")
-            lock.flush()
+        name = self.path / ".lock"
+        lock = _locked(name)
+        try:
+            for part in (*self.path.glob(".*.part"), *self.checkpoint_folder.glob(".*.part")):
+                part.unlink()  # of a process that was killed while it wrote
             yield
+        finally:
+            with suppress(OSError):  # Windows keeps the name of an open file
+                name.unlink()
+            os.close(lock)
 
     @property
     def config_file(self) -> Path:
@@ -109,10 +116,13 @@ class RunFolder:
 
     def append(self, record: RoundRecord) -> None:
         line = json.dumps(_plain(record.to_json()), allow_nan=False)
-        with self.rounds_file.open("a") as f:
-            f.write(line + "\n")
-            f.flush()
-            os.fsync(f.fileno())  # the checkpoint that follows must not outlive its line
+        try:
+            with self.rounds_file.open("a") as f:
+                f.write(line + "\n")
+                f.flush()
+                os.fsync(f.fileno())  # the checkpoint that follows must not outlive its line
+        except OSError as error:
+            raise UserError(f"{self.rounds_file}: cannot write: {error.strerror}") from None
 
     def records(self) -> list[dict[str, Any]]:
         """Rounds so far; a line that was cut off by a crash is left out."""
@@ -137,7 +147,8 @@ class RunFolder:
             "changed": state.changed,
             "crc32": {name: _crc(t) for name, t in tensors.items()},
         }
-        body = save(tensors, {"fedbudget": json.dumps(meta)})
+        text = json.dumps(meta)
+        body = save(tensors, {"fedbudget": text, "crc32": str(zlib.crc32(text.encode()))})
         write(self.checkpoint_folder / f"round-{state.round:08d}.safetensors", body)
         for old in self.checkpoints()[KEPT:]:
             old.unlink()
@@ -148,11 +159,25 @@ class RunFolder:
         for path in paths:
             try:
                 return _read_state(path)
-            except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
-                warn(f"{path} cannot be used ({error}); taking the one before")
+            except (SafetensorError, OSError, ValueError, LookupError, TypeError) as error:
+                why = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+                warn(f"{path} cannot be used ({why}); taking the one before")
         if paths:
             raise UserError(f"{self.path}: no checkpoint can be read; start the run again")
         return None
+
+    def start_again(self, checkpoint_every: int, warn: Callable[[str], None]) -> None:
+        """A run without a checkpoint begins anew, but only where there cannot have been one."""
+        done = len(self.records())
+        if done > checkpoint_every:
+            raise UserError(
+                f"{self.checkpoint_folder}: no checkpoint is here, but {self.rounds_file.name} has "
+                f"{done} rounds; put the folder back, or start the run again with --overwrite"
+            )
+        if done:
+            warn(f"{self.path} was stopped before its first checkpoint; it begins at round 1 again")
+        self.checkpoint_folder.mkdir(exist_ok=True)
+        self.cut_back(0)
 
     def cut_back(self, round: int) -> None:
         """Forget rounds after a checkpoint's: they will be run again."""
@@ -174,9 +199,36 @@ class RunFolder:
             return  # they are on the agents' own disks
         write(self.path / "personal.safetensors", save(tensors))
 
+    def forget_summary(self) -> None:
+        """The run is not finished any more."""
+        (self.path / "summary.json").unlink(missing_ok=True)
+
     def save_summary(self, summary: Mapping[str, Any]) -> None:
         text = json.dumps(_plain(summary), indent=2, allow_nan=False)
         write(self.path / "summary.json", (text + "\n").encode())
+
+
+def _locked(name: Path) -> int:
+    """An open file that is locked and is the one of that name: whoever leaves removes it."""
+    while True:
+        lock = os.open(name, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            _lock(lock)
+        except OSError:
+            holder = os.read(lock, 20).decode(errors="replace").strip()
+            os.close(lock)
+            raise UserError(
+                f"{name.parent}: process {holder or '?'} is writing this run; "
+                "stop it first, or choose another --out"
+            ) from None
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(lock), name.stat()):
+                break
+        os.close(lock)
+    with suppress(OSError):  # the number is for people: a full disk does not matter here
+        os.ftruncate(lock, 0)
+        os.write(lock, f"{os.getpid()}\n".encode())
+    return lock
 
 
 def _lock(file: int) -> None:
@@ -202,14 +254,16 @@ def write(path: Path, body: bytes) -> None:
 def read_records(path: Path) -> list[dict[str, Any]]:
     records = []
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text(errors="replace").splitlines()
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; is this a run folder?") from None
     for line in lines:
         try:
-            records.append(json.loads(line))
+            record = json.loads(line)
         except ValueError:
             continue
+        if isinstance(record, dict) and isinstance(record.get("round"), int):
+            records.append(record)
     return records
 
 
@@ -252,6 +306,8 @@ def summarise(
         "wire": {key: sum(r[key] for r in records) for key in ("up_bytes", "down_bytes")},
         "time": _times(records),
         "dropped": sum(len(r["dropped"]) for r in records),
+        "dropped_because": _reasons(records),
+        "flagged": sum(len(r.get("flagged", {})) for r in records),
         "knobs": knobs.get("*", knobs),
     }
 
@@ -282,6 +338,12 @@ def _usage(
     return found
 
 
+def _reasons(records: list[dict[str, Any]]) -> dict[str, int]:
+    """Why replies were not used, and how often; numbers in a reason are left out."""
+    kinds = (re.sub(r"-?\d[\d.e+-]*", "N", why) for r in records for why in r["dropped"].values())
+    return dict(Counter(kinds).most_common())
+
+
 def _times(records: list[dict[str, Any]]) -> dict[str, float]:
     wall, train, evaluate = (
         sum(r[key] for r in records) for key in ("wall_s", "train_s", "evaluate_s")
@@ -296,10 +358,18 @@ def _times(records: list[dict[str, Any]]) -> dict[str, float]:
 
 def _read_state(path: Path) -> Checkpoint:
     with safe_open(path, framework="pt") as f:
-        meta = json.loads((f.metadata() or {})["fedbudget"])
+        about = f.metadata() or {}
         tensors = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118
+    text = about.pop("fedbudget", "")
+    if not text or set(about) - {"crc32"}:
+        raise ValueError("it is not a checkpoint")
+    if about and about["crc32"] != str(zlib.crc32(text.encode())):  # older ones have none
+        raise ValueError("checksum does not match")
+    meta = json.loads(text)
     if meta["version"] != VERSION:
         raise ValueError(f"version {meta['version']}, this is {VERSION}")
+    if path.stem != f"round-{meta['round']:08d}":
+        raise ValueError(f"it is of round {meta['round']}")
     if {name: _crc(t) for name, t in tensors.items()} != meta["crc32"]:
         raise ValueError("checksum does not match")
     server: dict[str, Tensor] = {}

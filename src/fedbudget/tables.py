@@ -91,6 +91,17 @@ class Train(Table):
     server_momentum: float = Field(
         0.5, ge=0, lt=1, description="momentum: how much of the last step"
     )
+    screen: Literal["off", "drop", "clip"] = Field(
+        "drop",
+        description="an update far larger than the cohort's median: drop, clip, off (take it)",
+    )
+    screen_factor: float = Field(10.0, gt=1, description="times the median size that is allowed")
+    aggregate: Literal["mean", "median", "trimmed"] = Field(
+        "mean", description="number by number: mean, median, trimmed (mean without the extremes)"
+    )
+    trim: float = Field(
+        0.2, gt=0, lt=0.5, description="trimmed: share of the updates left out at each end"
+    )
     weighting: Literal["uniform", "examples"] = Field(
         "uniform", description="mean of the updates: uniform (the papers), examples"
     )
@@ -245,3 +256,20 @@ class FleetTable(Table):
     )
     rest_after: int = Field(2, ge=1, description="failures in a row after which a client rests")
     rest: int = Field(2, ge=0, description="rounds of its first rest; each further one is doubled")
+
+
+class PrivacyTable(Table):
+    """Differential privacy of each client's update; `docs/privacy.md`."""
+
+    clip: float = Field(
+        0.0, ge=0, description="largest norm of an update that a client sends; 0 = no privacy"
+    )
+    noise: float = Field(
+        0.0, ge=0, description="standard deviation of the noise, in units of clip; see model"
+    )
+    model: Literal["local", "sum"] = Field(
+        "local",
+        description="whose noise that is: local (each client's own, against the server), sum (a "
+        "full cohort's, where only sums are seen)",
+    )
+    delta: float = Field(1e-5, gt=0, lt=1, description="of the (epsilon, delta) that is reported")

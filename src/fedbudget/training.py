@@ -8,19 +8,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fedbudget import epsilon
 from fedbudget.build import build, cores
-from fedbudget.config import Config, load, to_toml
+from fedbudget.config import Config, differences, load, to_toml
 from fedbudget.engines.choose import choose
 from fedbudget.engines.engine import Engine
 from fedbudget.errors import UserError
 from fedbudget.plan import Plan
 from fedbudget.progress import Live
+from fedbudget.rounds import State, first_state
 from fedbudget.runner import Stop, execute, facts
 from fedbudget.runs import Checkpoint, RunFolder
 from fedbudget.terminal import console, say
 
 STOPPED = 130
 """exit code of a run that was asked to stop, as shells have it for Ctrl-C"""
+NAMED = 3
+"""differences that a sentence names; the others are counted"""
 
 
 MakeEngine = Callable[[], AbstractContextManager[Engine]]
@@ -30,7 +34,7 @@ Where = Callable[[Plan, Config], MakeEngine]
 
 def train(settings: Config, out: Path, overwrite: bool = False, where: Where | None = None) -> None:
     """A new run. Nothing is written before everything has been checked."""
-    plan = build(settings)
+    plan = _plan(settings)
     folder = RunFolder.create(out, to_toml(settings), overwrite)
     with folder.held():
         _finish(plan, settings, folder, where=where)
@@ -41,15 +45,86 @@ def resume(path: Path, where: Where | None = None) -> None:
     if not (path / "config.toml").is_file():
         raise UserError(f"{path}: no run is here (config.toml is missing)")
     settings = load(path / "config.toml")
-    folder = RunFolder(path)
     if complete(path):
         say(f"{path} is finished: {settings.rounds} rounds")
         return
-    plan = build(settings)
+    _go_on(settings, RunFolder(path), where)
+
+
+def train_or_resume(settings: Config, path: Path, accept_changes: bool = False) -> None:
+    """Go on with the run at `path`, or start it there if none is.
+
+    A run that was made with other settings goes on with the new ones only when told, and only where
+    its checkpoint fits them.
+    """
+    if not (path / "config.toml").is_file():
+        train(settings, path)
+        return
+    before = load(path / "config.toml")
+    changed = differences(same_result(before), same_result(settings))
+    if changed and not accept_changes:
+        raise UserError(
+            f"{path} was made with other settings: {_told(changed)}; go on without them, add "
+            "--accept-changes, or choose another --out"
+        )
+    if complete(path) and settings.rounds == before.rounds:
+        say(f"{path} is finished: {before.rounds} rounds")
+        return
+    _go_on(settings, RunFolder(path), changed=changed)
+
+
+def _go_on(
+    settings: Config,
+    folder: RunFolder,
+    where: Where | None = None,
+    changed: Mapping[str, str] | None = None,
+) -> None:
+    """Train on from the last checkpoint; `changed` says what the settings change in the run."""
+    plan = _plan(settings)
     with folder.held():
-        start = folder.load_checkpoint(lambda text: print(f"fedbudget: {text}", file=sys.stderr))
-        folder.cut_back(start.state.round if start else 0)
+        start = folder.load_checkpoint(_warn)
+        if start is None:
+            folder.start_again(settings.checkpoint_every, _warn)
+        else:
+            if changed and (problem := misfit(start.state, plan, changed)):
+                raise UserError(f"{folder.path} cannot go on with {_told(changed)}: {problem}")
+            folder.cut_back(start.state.round)
+        if changed:
+            folder.forget_summary()  # before the new config, beside which it would not be true
+            folder.save_config(to_toml(settings))
         _finish(plan, settings, folder, start, where)
+
+
+def misfit(state: State, plan: Plan, changed: Mapping[str, str]) -> str | None:
+    """Why a run cannot go on from a state under a changed plan; None where it can."""
+    fresh = first_state(plan)
+    if state.round > plan.rounds:
+        return f"it has done {state.round} rounds already"
+    if len(state.weights) != len(fresh.weights) or len(state.changed) != len(fresh.changed):
+        return "its checkpoint is of another model"
+    if state.server.keys() != fresh.server.keys():
+        return "its checkpoint is of another algorithm"
+    if max(state.acks, default=0) >= len(plan.clients):
+        return f"there are {len(plan.clients)} clients now, and it has trained {max(state.acks)}"
+    if state.control != fresh.control and any(
+        k.startswith(("budget.", "control.")) for k in changed
+    ):
+        return "its controller has learnt under other budgets or rules"
+    told = ("train.cohort", "data.clients") if plan.recipe.privacy.on else ()
+    if any(k.startswith("privacy.") or k in told for k in changed):
+        return "its records do not say that earlier rounds had other noise"
+    return None
+
+
+def _told(changed: Mapping[str, str]) -> str:
+    """A few of the changes, and how many more there are."""
+    some = [f"{key}: {change}" for key, change in list(changed.items())[:NAMED]]
+    rest = len(changed) - len(some)
+    return ", ".join(some) + (f" and {rest} more" if rest else "")
+
+
+def _warn(text: str) -> None:
+    print(f"fedbudget: {text}", file=sys.stderr)
 
 
 def train_all(every: Mapping[Path, Config], where: Where | None = None) -> None:
@@ -66,7 +141,7 @@ def train_all(every: Mapping[Path, Config], where: Where | None = None) -> None:
                     "choose another --out or remove it"
                 )
         elif settings.name not in checked:
-            build(settings)
+            _plan(settings)
             checked.add(settings.name)  # what fits does not depend on the seed
     for place, settings in every.items():
         if (place / "config.toml").exists():
@@ -89,6 +164,13 @@ def complete(path: Path) -> bool:
     return isinstance(known, dict) and bool(known.get("complete"))
 
 
+def _plan(settings: Config) -> Plan:
+    """For a server, which accounts for the clients' noise."""
+    plan = build(settings)
+    epsilon.ready(plan.recipe.privacy)
+    return plan
+
+
 def _finish(
     plan: Plan,
     settings: Config,
@@ -98,7 +180,7 @@ def _finish(
 ) -> None:
     """Train to the end; exit code 130 where the user stopped it."""
     for warning in plan.warnings:
-        print(f"fedbudget: warning: {warning}", file=sys.stderr)
+        _warn(f"warning: {warning}")
     done = start.state.round if start else 0
     workers = min(settings.workers or cores(), plan.cohort)
     with Live(console(), plan.name, plan.rounds, plan.cohort, done) as live, Stop() as stop:
@@ -116,12 +198,18 @@ def _finish(
                 settings.constraints.save_personal,
             )
 
-        if where is not None:
-            summary = go(where(plan, settings))
-        elif settings.engine == "flower":
-            summary = _on_flower(plan, settings, folder, workers, go)
-        else:
-            summary = go(partial(choose, plan, workers))
+        try:
+            if where is not None:
+                summary = go(where(plan, settings))
+            elif settings.engine == "flower":
+                summary = _on_flower(plan, settings, folder, workers, go)
+            else:
+                summary = go(partial(choose, plan, workers, settings.fleet.deadline))
+        except KeyboardInterrupt:  # asked twice
+            _warn(f"stopped; finished rounds are kept: fedbudget resume {folder.path}")
+            sys.exit(STOPPED)
+    if guarantee := epsilon.sentence(summary):
+        say(guarantee)
     if not summary["complete"]:
         say(
             f"stopped after round {summary['rounds_done']} of {plan.rounds}; "

@@ -118,6 +118,8 @@ class RoundRecord:
     """accounting -> client number -> resource -> amount"""
     dropped: Mapping[str, str]
     """client number -> why its reply was not used"""
+    flagged: Mapping[str, str]
+    """client number -> what is not credible in its report of usage"""
     skipped: tuple[int, ...]
     """clients that kept their update back because it would have changed little"""
     late: int

@@ -15,6 +15,7 @@ pytest.importorskip("flwr")
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "flower-cafl"))
 
 from deploy import Deployment, make_certificates, make_node_key
+from leftovers import nothing_is_left_running  # noqa: F401
 
 from fedbudget.config import find_config, load
 from fedbudget.training import train

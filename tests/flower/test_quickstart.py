@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from leftovers import nothing_is_left_running  # noqa: F401
 
 from conftest import data_folder
 

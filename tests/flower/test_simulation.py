@@ -9,6 +9,8 @@ import torch
 
 pytest.importorskip("flwr")
 
+from leftovers import nothing_is_left_running  # noqa: F401
+
 from conftest import softmax_plan, text_plan
 from fedbudget import constraints, rounds
 from fedbudget.algorithms.pc_fedavg import pc_fedavg

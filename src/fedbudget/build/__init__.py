@@ -8,6 +8,7 @@ from typing import NamedTuple
 from torch import nn
 
 from fedbudget import seeds
+from fedbudget.aggregation import Screening
 from fedbudget.build.algorithms import (
     CONSTRAINED,
     TWO_VECTORS,
@@ -18,6 +19,7 @@ from fedbudget.build.algorithms import (
 )
 from fedbudget.build.controllers import controller, search
 from fedbudget.build.materials import data_and_model
+from fedbudget.build.privacy import noise_warning, privacy
 from fedbudget.build.sets import constraint_sets
 from fedbudget.client import Recipe
 from fedbudget.codecs import named
@@ -87,7 +89,8 @@ def build(config: Config, clients: int = 0) -> Plan:
         ready = ready._replace(clients=[ready.clients[0]] * clients)
     train, agents = config.train, len(ready.clients)
     constrained = config.algorithm in CONSTRAINED
-    warning = step_warning(config, [ready.clients[i] for i in range(min(agents, 8))], agents)
+    some = [ready.clients[i] for i in range(min(agents, 8))]
+    warnings = (step_warning(config, some, agents), noise_warning(config))
     return Plan(
         name=config.name,
         seed=config.seed,
@@ -112,11 +115,14 @@ def build(config: Config, clients: int = 0) -> Plan:
             train.schedule,
             Uplink(config.codec.feedback, config.codec.momentum, config.codec.skip),
             keeps_model=config.codec.changed_only or config.codec.skip > 0,
+            privacy=privacy(config, ready.layout, ready.base),
         ),
         meter=ready.known.meter if ready.known else None,
         budgets={config.budget.accounting: ready.limits} if ready.limits else {},
         round_schedule=train.round_schedule,
         weighting=train.weighting,
+        screening=Screening(train.screen, train.screen_factor),
+        trim={"mean": None, "median": 0.5, "trimmed": train.trim}[train.aggregate],
         drop=train.drop,
         layers=tuple(config.model.layers) or None,
         down_codec="" if config.codec.down == "raw32" else config.codec.down,
@@ -125,7 +131,7 @@ def build(config: Config, clients: int = 0) -> Plan:
         lr_cap=lr_cap(config, agents),
         constraints=constraint_sets(config, ready.layout, agents) if constrained else None,
         final_projection=config.constraints.final_projection,
-        warnings=(warning,) if warning else (),
+        warnings=tuple(warning for warning in warnings if warning),
         evaluate_every=train.evaluate_every,
     )
 

@@ -39,6 +39,15 @@ def algorithm(config: Config, clients: int) -> Algorithm:
         )
     if name in PLAIN_SGD and train.weighting != "uniform":
         raise UserError(f"algorithm = {name!r} needs train.weighting = 'uniform'")
+    if name in PLAIN_SGD and (train.aggregate != "mean" or train.screen == "clip"):
+        raise UserError(
+            f"algorithm = {name!r} needs the mean of what clients sent, as they sent it: set "
+            "train.aggregate = 'mean', and train.screen to drop or off"
+        )
+    if train.aggregate != "mean" and train.weighting != "uniform":
+        raise UserError(
+            f"train.aggregate = {train.aggregate!r} knows no weights: set train.weighting = 'uniform'"
+        )
     extra = []
     if name.endswith("fedprox"):
         extra.append(terms.prox(train.mu))

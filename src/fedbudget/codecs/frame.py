@@ -81,6 +81,11 @@ def pack(
     return Packed(header, tuple(encode(v, (seed + i) % 2**64) for i, v in enumerate(vectors)))
 
 
+def raw_size(layout: Layout, vectors: int) -> int:
+    """What a frame takes whose vectors go as they are."""
+    return _HEADER.size + vectors * (_PART.size + layout.size * layout.dtype.itemsize)
+
+
 def to_bytes(packed: Packed) -> bytearray:
     """As one buffer, with its checksum."""
     h = packed.header

@@ -17,6 +17,7 @@ from fedbudget.engines.embedded import embedded
 from fedbudget.engines.engine import Engine
 from fedbudget.engines.gradients import SoftmaxGradients, gradients
 from fedbudget.plan import Plan
+from fedbudget.privacy import Privacy
 from fedbudget.threads import one_thread
 from fedbudget.types import Job
 
@@ -28,9 +29,14 @@ AGREE = 1e-4
 """relative difference of two updates that are the same but for rounding"""
 
 
-def choose(plan: Plan, workers: int = 1) -> Engine:
-    """Agents together where that is faster and gives the loop's numbers; else one by one."""
-    return Batched(plan) if suits(plan) else embedded(plan, workers)
+def choose(plan: Plan, workers: int = 1, deadline_s: float = 0.0) -> Engine:
+    """Agents together where that is faster and gives the loop's numbers; else one by one.
+
+    A deadline for each client needs worker processes, so then never together.
+    """
+    if deadline_s == 0 and suits(plan):
+        return Batched(plan)
+    return embedded(plan, workers, deadline_s)
 
 
 def suits(plan: Plan) -> bool:
@@ -70,7 +76,8 @@ def _gains(plan: Plan) -> bool:
 
 
 def _agrees(plan: Plan) -> bool:
-    """Try it: two clients' first steps, together and one by one."""
+    """Try it: two clients' first steps, together and one by one, without noise on either."""
+    plan = replace(plan, recipe=replace(plan.recipe, privacy=Privacy()))
     engine = Batched(plan)
     layout = engine.layout
     sent = plan.algorithm.send(plan.algorithm.init(engine.host.model.weights.clone()))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from fedbudget import downlink, seeds, uplink
-from fedbudget.algorithms.algorithm import ClientState, LocalRun, averaged_over
+from fedbudget.algorithms.algorithm import ClientState, LocalRun, Sent, averaged_over
 from fedbudget.client import clip, factor, optimizer
 from fedbudget.codecs import frame
 from fedbudget.constraints import stack
@@ -23,6 +23,7 @@ from fedbudget.engines.gradients import Gradients
 from fedbudget.errors import UserError
 from fedbudget.models.flat import Layout
 from fedbudget.plan import Plan
+from fedbudget.privacy import private
 from fedbudget.types import Job, Reply
 
 
@@ -64,8 +65,7 @@ def train_chunk(
     updates, kept = algorithm.finish(run)
     done = [row for row in range(len(jobs)) if row not in broke]
     payloads = [
-        uplink.encode(jobs[row], run, tuple(u[row] for u in updates), layout, plan.recipe.uplink)[0]
-        for row in done
+        _encoded(jobs[row], run, tuple(u[row] for u in updates), layout, plan) for row in done
     ]
     if len(done) < len(jobs):
         kept = {name: rows[done] for name, rows in kept.items()}
@@ -116,13 +116,20 @@ def _local_steps(
     return totals.tolist(), broke
 
 
+def _encoded(job: Job, run: LocalRun, update: Sent, layout: Layout, plan: Plan) -> frame.Packed:
+    recipe = plan.recipe
+    update = private(update, recipe.privacy, job, recipe.privacy_seed)
+    return uplink.encode(job, run, update, layout, recipe.uplink)[0]
+
+
 def _reply(job: Job, plan: Plan, payload: frame.Packed, total: float, seconds: float) -> Reply:
+    hidden = plan.recipe.privacy.on
     return Reply(
         job.run,
         job.round,
         job.client,
-        examples=len(plan.clients[job.client]),
-        loss=total / job.knobs.steps if job.knobs.steps else None,
+        examples=1 if hidden else len(plan.clients[job.client]),
+        loss=total / job.knobs.steps if job.knobs.steps and not hidden else None,
         seconds=seconds,
         usage=plan.meter(job.knobs, len(payload), len(job.payload)) if plan.meter else {},
         payload=payload,

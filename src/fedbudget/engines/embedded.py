@@ -1,14 +1,20 @@
 """The embedded engine: clients one after another in this process, or spread over worker processes.
 
 Workers are spawned, so they start alike on Linux and macOS; each has one thread, one model and the
-data in shared memory. Jobs and replies cross pipes as JSON and raw bytes, never as pickles.
+data in shared memory. Jobs and replies cross pipes as JSON and raw bytes, never as pickles. A worker
+leaves when its parent does, however that ends.
 """
 
 import json
+import os
 import signal
+import threading
+import time
 from collections import deque
 from collections.abc import Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pickle import PicklingError
@@ -37,10 +43,18 @@ from fedbudget.task import Score
 from fedbudget.threads import one_thread
 from fedbudget.types import Buffer, Job, Reply
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""for the parent, which ends the round; workers do not hear them"""
 
-def embedded(plan: Plan, workers: int = 1) -> Engine:
-    """In this process with one worker, else with as many processes."""
-    return InProcess(plan) if workers <= 1 else Workers(plan, workers)
+
+def embedded(plan: Plan, workers: int = 1, deadline_s: float = 0.0) -> Engine:
+    """In this process with one worker, else with as many processes.
+
+    Only a process can be ended, so with a deadline even one worker is a process of its own.
+    """
+    if workers <= 1 and deadline_s == 0:
+        return InProcess(plan)
+    return Workers(plan, max(1, workers), deadline_s)
 
 
 class InProcess(Agents):
@@ -78,15 +92,21 @@ class _Worker:
     process: SpawnProcess
     pipe: Connection
     job: Job | None = None
+    since: float = 0.0
+    """when it got its job"""
     payload: Packed | None = None
     """what it was sent last, so that a broadcast crosses its pipe once"""
 
 
 class Workers(Agents):
-    """Clients spread over processes; whoever is free takes the next job."""
+    """Clients spread over processes; whoever is free takes the next job.
 
-    def __init__(self, plan: Plan, workers: int) -> None:
+    deadline_s: how long a job may take before its worker is replaced; 0 = as long as it likes.
+    """
+
+    def __init__(self, plan: Plan, workers: int, deadline_s: float = 0.0) -> None:
         self.plan = plan
+        self.deadline_s = deadline_s
         self.states: MutableMapping[int, Versions] = {}
         self.batches = validation_batches(plan)
         self.workers: list[_Worker] = []
@@ -104,7 +124,8 @@ class Workers(Agents):
         here, there = context.Pipe()
         process = context.Process(target=_work, args=(there, self.plan), daemon=True)
         try:
-            process.start()
+            with _signals_wait():
+                process.start()
         except (PicklingError, AttributeError, TypeError) as error:
             raise UserError(
                 f"worker processes need a model, data and loss that can be pickled "
@@ -119,20 +140,32 @@ class Workers(Agents):
         while waiting or any(w.job for w in self.workers):
             for i, worker in enumerate(self.workers):
                 if worker.job is None and waiting:
-                    worker.job = waiting.popleft()
+                    worker.job, worker.since = waiting.popleft(), time.monotonic()
                     try:
                         self._give(worker, worker.job)
                     except OSError:  # it died while idle: the job has not been tried
                         waiting.appendleft(worker.job)
                         self.workers[i] = self._replace(worker)
             busy = {w.pipe: i for i, w in enumerate(self.workers) if w.job is not None}
-            for pipe in wait(list(busy)):
+            if not busy:  # all had died, and are new
+                continue
+            ready = wait(list(busy), self._patience())
+            for i in self._overdue():
+                worker = self.workers[i]
+                assert worker.job is not None
+                if worker.pipe not in ready:
+                    failure = Reply.failure(worker.job, f"no reply within {self.deadline_s:g} s")
+                    self.workers[i] = self._replace(worker, at_once=True)
+                    yield failure
+            for pipe in ready:
                 i = busy[pipe]  # type: ignore[index]
                 worker = self.workers[i]
                 job = worker.job
                 assert job is not None
                 try:
                     reply, kept = _receive(worker.pipe)
+                    if (reply.run, reply.round, reply.client) != (job.run, job.round, job.client):
+                        reply, kept = Reply.failure(job, "it answers another job"), {}
                     if kept:
                         self.states[job.client] = kept
                     worker.job = None
@@ -144,6 +177,19 @@ class Workers(Agents):
                         continue
                     reply = Reply.failure(job, "its worker process died twice")
                 yield reply
+
+    def _patience(self) -> float | None:
+        """Seconds until the next job is overdue; None: never."""
+        if self.deadline_s == 0:
+            return None
+        first = min(w.since for w in self.workers if w.job is not None)
+        return max(0.0, first + self.deadline_s - time.monotonic())
+
+    def _overdue(self) -> list[int]:
+        if self.deadline_s == 0:
+            return []
+        latest = time.monotonic() - self.deadline_s
+        return [i for i, w in enumerate(self.workers) if w.job is not None and w.since <= latest]
 
     def evaluate(self, weights: Tensor) -> dict[str, float] | None:
         if not self.batches:
@@ -184,8 +230,8 @@ class Workers(Agents):
             worker.pipe.send_bytes(pack(state))
         worker.payload = job.payload
 
-    def _replace(self, worker: _Worker) -> _Worker:
-        _stop(worker)
+    def _replace(self, worker: _Worker, at_once: bool = False) -> _Worker:
+        _stop(worker, at_once)
         fresh = self._start()
         _await(fresh)
         return fresh
@@ -195,8 +241,22 @@ class Workers(Agents):
 
     def __exit__(self, *error: object) -> None:
         for worker in self.workers:
-            _stop(worker)
+            _stop(worker, at_once=any(error))
         self.workers = []
+
+
+@contextmanager
+def _signals_wait() -> Iterator[None]:
+    """A process that starts now does not hear them; this one hears them afterwards."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    resource_tracker.ensure_running()  # it would let them through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _await(worker: _Worker) -> None:
@@ -212,9 +272,10 @@ def _await(worker: _Worker) -> None:
         raise UserError(f"a worker process could not start: {problem}")
 
 
-def _stop(worker: _Worker) -> None:
+def _stop(worker: _Worker, at_once: bool = False) -> None:
     worker.pipe.close()  # an idle worker sees the end of its pipe and leaves
-    worker.process.join(timeout=1)
+    if not at_once:
+        worker.process.join(timeout=1)
     if worker.process.is_alive():
         worker.process.kill()
         worker.process.join()
@@ -236,7 +297,11 @@ def _receive(pipe: Connection) -> tuple[Reply, Versions]:
 
 def _work(pipe: Connection, plan: Plan) -> None:
     """A worker's life: answer until the pipe ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends the round
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     try:
         host = Host(plan)
@@ -268,6 +333,14 @@ def _work(pipe: Connection, plan: Plan) -> None:
                 pipe.send_bytes(pack(state))
         except (EOFError, OSError):
             return
+
+
+def _leave_with_parent() -> None:
+    """A parent that was killed says nothing, and a client may train for hours."""
+    parent = parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)
 
 
 def _score(pipe: Connection, host: Host, batches: Sequence[int]) -> None:

@@ -9,11 +9,12 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 from torch import Tensor
 
+from fedbudget.aggregation import Accumulator
 from fedbudget.codecs import frame
 from fedbudget.flower.mod import DOWNLINK, FRAME, MEASURED, RECORD
 from fedbudget.models.flat import Layout
 from fedbudget.resources.costs import Costs
-from fedbudget.rounds import Accumulator, checked
+from fedbudget.rounds import checked
 from fedbudget.types import Job, Reply
 
 MOST_EXAMPLES = 2**53

@@ -57,6 +57,7 @@ class Journal:
                 down_bytes=down_bytes,
                 usage=by_accounting(replies),
                 dropped=dropped,
+                flagged={},
                 skipped=(),
                 late=0,
                 train_s=times.arrived - times.sent,

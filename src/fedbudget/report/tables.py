@@ -26,6 +26,7 @@ def columns(runs: Sequence[Loaded]) -> list[str]:
     limited = budgeted(runs)
     return [
         *("run", "seeds", "rounds", "loss", "accuracy"),
+        *(["epsilon"] if private(runs) else []),
         *(["budgets"] if limited else []),
         *(SHORT.get(resource, resource) for resource in limited),
         *("spent", "sent", "time"),
@@ -47,6 +48,8 @@ def caption(runs: Sequence[Loaded]) -> str:
                 "paper = the CAFL papers' proxies, which leave out accumulated samples: do not "
                 "compare one with the other."
             )
+    if private(runs):
+        text += " epsilon: of the client that took part most, without amplification."
     return text + " spent, sent: counted energy and uplink of all clients and rounds."
 
 
@@ -66,6 +69,7 @@ def rows(runs: Sequence[Loaded]) -> list[list[str]]:
                 "/".join(map(str, done)) + ("" if done == [planned] else f" of {planned}"),
                 spread([v["loss"] for v in scores if "loss" in v], ".3f"),
                 spread([v["accuracy"] for v in scores if "accuracy" in v], ".3f"),
+                *([_epsilon(summaries)] if private(runs) else []),
                 *([accounting(summaries[0]) or "-"] if limited else []),
                 *(_kept(summaries, resource) for resource in limited),
                 show(fmean(joules), "energy") if joules else "-",
@@ -87,6 +91,17 @@ def energy(run: Loaded) -> float | None:
 def budgeted(runs: Sequence[Loaded]) -> list[str]:
     """Resources that any of the runs has a budget for."""
     return list(dict.fromkeys(r for run in runs for r in budgets(run.summary)))
+
+
+def private(runs: Sequence[Loaded]) -> bool:
+    return any("privacy" in run.summary for run in runs)
+
+
+def _epsilon(summaries: Sequence[Mapping[str, Any]]) -> str:
+    """The largest of any seed; infinite where an update went without noise."""
+    found = [s["privacy"]["epsilon"] if "privacy" in s else None for s in summaries]
+    known = [e for e in found if e is not None]
+    return f"{max(known):.3g}" if len(known) == len(found) else "inf"
 
 
 def _kept(summaries: Sequence[Mapping[str, Any]], resource: str) -> str:

@@ -1,0 +1,212 @@
+"""What becomes of a cohort's updates: held against each other, then averaged layer by layer.
+
+Each comes in the jobs' order and leaves in an order that follows from the updates alone, so a sum
+does not depend on which arrived first.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from fedbudget.models.flat import Layout
+from fedbudget.types import Job, Reply
+
+FEWEST = 4
+"""updates from which on some can be called out of line"""
+WINDOW = 5
+"""updates that are held until there is something to compare them with"""
+MOST_EXAMPLES = 100
+"""times the cohort's median that a client may claim, where examples are weights"""
+
+
+class Update(NamedTuple):
+    """A reply that was checked, and what it decodes to."""
+
+    job: Job
+    reply: Reply
+    vectors: tuple[Tensor, ...]
+    weight: float
+
+
+@dataclass(frozen=True)
+class Screening:
+    """What to do with an update that is far larger than those of its cohort."""
+
+    action: str = "drop"
+    """"off", "drop" or "clip" (to the largest size that is allowed)"""
+    factor: float = 10.0
+    """times the cohort's median size, in root mean square, that is allowed"""
+
+
+@dataclass
+class Screen:
+    """Lets updates through as they come; holds those out of line until the cohort is known."""
+
+    how: Screening
+    weights: bool
+    """whether the weights are the clients' own claims"""
+    held: list[Update] = field(default_factory=list)
+    sizes: list[tuple[float, ...]] = field(default_factory=list)
+    """of each update so far: its vectors' and its weight's"""
+    refused: dict[int, str] = field(default_factory=dict)
+    """client -> why"""
+
+    def offer(self, update: Update) -> list[Update]:
+        """Those that can be used now."""
+        if self.how.action == "off":
+            return [update]
+        self.sizes.append(self._sizes(update))
+        self.held.append(update)
+        return self._release() if len(self.sizes) >= WINDOW else []
+
+    def rest(self) -> list[Update]:
+        """What is left when the cohort is known: clipped or refused where it is out of line."""
+        if len(self.sizes) < FEWEST:
+            ready, self.held = self.held, []
+            return ready
+        ready = self._release()
+        for update in self.held:
+            ratios = self._ratios(update)
+            times = max(ratios[:-1])
+            if ratios[-1] > MOST_EXAMPLES:
+                self.refused[update.job.client] = (
+                    f"it claims {update.weight:g} examples, {ratios[-1]:.3g} times the cohort's "
+                    "median"
+                )
+            elif self.how.action == "clip":
+                shorter = tuple(
+                    v * min(1.0, self.how.factor / r) if r > 0 else v
+                    for v, r in zip(update.vectors, ratios, strict=False)
+                )
+                ready.append(update._replace(vectors=shorter))
+            else:
+                self.refused[update.job.client] = (
+                    f"its update is {times:.3g} times the size of the cohort's median"
+                )
+        self.held = []
+        return ready
+
+    def _release(self) -> list[Update]:
+        ready = [update for update in self.held if self._in_line(update)]
+        self.held = [update for update in self.held if not self._in_line(update)]
+        return ready
+
+    def _in_line(self, update: Update) -> bool:
+        *sizes, weight = self._ratios(update)
+        return max(sizes) <= self.how.factor and weight <= MOST_EXAMPLES
+
+    def _ratios(self, update: Update) -> list[float]:
+        """Each size over the cohort's median; 0 where there is nothing to compare with."""
+        ratios = []
+        for i, size in enumerate(self._sizes(update)):
+            others = [known[i] for known in self.sizes if known[i] > 0]
+            middle = median(others) if others else 0.0
+            ratios.append(size / middle if middle > 0 else 0.0)
+        return ratios
+
+    def _sizes(self, update: Update) -> tuple[float, ...]:
+        sizes = [
+            torch.linalg.vector_norm(v, dtype=torch.float64).item() / math.sqrt(len(v))
+            for v in update.vectors
+        ]
+        return (*sizes, update.weight if self.weights else 0.0)
+
+
+class Aggregate(Protocol):
+    """A mean in the making, layer by layer over those who trained the layer."""
+
+    counts: list[int]
+    """updates by layer group"""
+
+    def add(self, vectors: Sequence[Tensor], first: int, weight: float) -> None:
+        """An update of the layer groups from `first` to the top."""
+        ...
+
+    def mean(self) -> tuple[Tensor, ...]: ...
+
+
+class Accumulator:
+    """A weighted mean; one update in memory."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.sums: list[Tensor] = []
+        self.weights = [0.0] * layout.depth
+        self.counts = [0] * layout.depth
+
+    def add(self, vectors: Sequence[Tensor], first: int, weight: float) -> None:
+        if not self.sums:
+            size, dtype = self.layout.size, self.layout.dtype
+            self.sums = [torch.zeros(size, dtype=dtype) for _ in vectors]
+        where = self.layout.span(first, self.layout.depth)
+        for total, vector in zip(self.sums, vectors, strict=True):
+            total[where].add_(vector, alpha=weight)
+        for group in range(first, self.layout.depth):
+            self.weights[group] += weight
+            self.counts[group] += 1
+
+    def mean(self) -> tuple[Tensor, ...]:
+        for first, last in _runs(self.weights):
+            if self.weights[first] > 0:
+                for total in self.sums:
+                    total[self.layout.span(first, last)].div_(self.weights[first])
+        return tuple(self.sums)
+
+
+class Robust:
+    """Number by number, the mean without the largest and the smallest; a cohort's updates in memory.
+
+    trim: the share left out at each end; 0.5 is the median.
+    """
+
+    def __init__(self, layout: Layout, trim: float) -> None:
+        self.layout = layout
+        self.trim = trim
+        self.updates: list[tuple[int, tuple[Tensor, ...]]] = []
+        self.counts = [0] * layout.depth
+
+    def add(self, vectors: Sequence[Tensor], first: int, weight: float) -> None:
+        self.updates.append((first, tuple(vectors)))
+        for group in range(first, self.layout.depth):
+            self.counts[group] += 1
+
+    def mean(self) -> tuple[Tensor, ...]:
+        vectors = len(self.updates[0][1])
+        size, dtype = self.layout.size, self.layout.dtype
+        found = tuple(torch.zeros(size, dtype=dtype) for _ in range(vectors))
+        for first, last in _runs(self.counts):
+            where = self.layout.span(first, last)
+            inside = [(start, update) for start, update in self.updates if start <= first]
+            for i, whole in enumerate(found):
+                rows = []
+                for start, update in inside:
+                    offset = self.layout.span(start, self.layout.depth).start
+                    rows.append(update[i][where.start - offset : where.stop - offset])
+                if rows:
+                    whole[where] = trimmed(torch.stack(rows), self.trim)
+        return found
+
+
+def trimmed(rows: Tensor, trim: float) -> Tensor:
+    """(updates, n) -> (n,)
+
+    >>> trimmed(torch.tensor([[1.0], [2.0], [3.0], [1e9]]), 0.25)
+    tensor([2.5000])
+    """
+    out = min(int(trim * len(rows)), (len(rows) - 1) // 2)
+    return torch.sort(rows, dim=0).values[out : len(rows) - out].mean(dim=0)
+
+
+def _runs(values: Sequence[float]) -> list[tuple[int, int]]:
+    """Neighbours of equal value, as (first, last + 1)."""
+    runs, first = [], 0
+    for last in range(1, len(values) + 1):
+        if last == len(values) or values[last] != values[first]:
+            runs.append((first, last))
+            first = last
+    return runs

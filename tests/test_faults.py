@@ -1,0 +1,737 @@
+"""Faults: whatever kills, damages or fills something, a run goes on to the same bits or says why.
+
+`docs/reliability.md` lists them; each names the test that proves it.
+"""
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save
+
+from conftest import softmax_plan, text_plan
+from fedbudget import cli, rounds, training
+from fedbudget.config import load
+from fedbudget.control.controller import fixed
+from fedbudget.engines import embedded
+from fedbudget.engines.choose import choose
+from fedbudget.engines.embedded import InProcess, Workers
+from fedbudget.errors import UserError
+from fedbudget.runs import RunFolder
+from fedbudget.types import Knobs, Reply
+
+ROOT = Path(__file__).parents[1]
+PATIENCE_S = 200
+"""before a test gives up on a process; nothing is concluded from less"""
+TEXT = """
+rounds = {rounds}
+seed = 5
+workers = 2
+[data]
+source = "text"
+path = "text.txt"
+clients = 4
+[model]
+size = "1x16"
+heads = 2
+context = 16
+[train]
+cohort = 3
+steps = 2
+batch = 2
+"""
+LABELLED = """
+rounds = {rounds}
+seed = 5
+workers = 2
+[data]
+source = "tiny_labels:data"
+clients = 4
+[model]
+kind = "tiny_labels:model"
+[train]
+cohort = 3
+steps = 2
+batch = 5
+optimizer = "sgd"
+lr = 0.1
+"""
+BUDGET = '\n[budget]\nenergy = "60%"\ncommunication = "30%"\n'
+METHODS = {
+    "fedavg": TEXT,
+    "cafl-l": TEXT
+    + BUDGET
+    + '[control]\ncontroller = "cafl-l"\neta = 0.5\n[codec]\nfeedback = "error"\n',
+    "planner": TEXT + BUDGET + '[control]\ncontroller = "planner"\nleast_steps = 1\n',
+    "scaffold": LABELLED.replace("seed = 5", 'seed = 5\nalgorithm = "scaffold"'),
+    "pc-fedavg": LABELLED.replace("seed = 5", 'seed = 5\nalgorithm = "pc-fedavg"')
+    + "[constraints]\nradius = [0.5, 2.0]\n",
+}
+MODULE = """
+import os
+import time
+import torch
+
+def data(table):
+    x, y = torch.randn(60, 3), torch.arange(60) % 2
+    return [(x[i::4], y[i::4]) for i in range(4)], (x, y)
+
+class Net(torch.nn.Linear):
+    def forward(self, x):
+        while self.training and os.path.exists("hang"):
+            time.sleep(0.05)
+        return super().forward(x)
+
+def model(table):
+    return Net(3, 2)
+"""
+
+
+def prepared(folder: Path, method: str, rounds: int, **changes) -> Path:
+    """A config with all it needs beside it."""
+    (folder / "text.txt").write_text("To be, or not to be, that is the question. " * 60)
+    (folder / "tiny_labels.py").write_text(MODULE)
+    text = METHODS[method].format(rounds=rounds)
+    for key, value in changes.items():
+        text = re.sub(rf"^{key} = .*$", f"{key} = {value}", text, flags=re.M)
+    (folder / f"{method}.toml").write_text(text)
+    return folder / f"{method}.toml"
+
+
+def launch(cwd: Path, *arguments, prelude: str | None = None, number: int = 0) -> subprocess.Popen:
+    """The command line in a session of its own, so that its workers can be killed with it."""
+    how = ["-m", "fedbudget.cli"]
+    if prelude is not None:
+        how = ["-c", f"{prelude}\nfrom fedbudget.cli import main\nmain()", str(number)]
+    return subprocess.Popen(
+        [sys.executable, *how, *map(str, arguments)],
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(process: subprocess.Popen) -> tuple[int, str, str]:
+    try:
+        out, err = process.communicate(timeout=PATIENCE_S)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert "Traceback" not in err, err
+    return process.returncode, out, err
+
+
+def until(condition, process: subprocess.Popen | None = None, pause_s: float = 0.02) -> bool:
+    """Wait for a condition, or for the end of a process; whether it came true."""
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end:
+        if condition():
+            return True
+        if process is not None and process.poll() is not None:
+            return False
+        time.sleep(pause_s)
+    raise AssertionError("waited too long")
+
+
+def group_members(group: int) -> list[int]:
+    """Processes of a group that still run."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, _, pgrp = stat.read_text().rpartition(")")[2].split()[:3]
+            if int(pgrp) == group and state != "Z":
+                found.append(int(stat.parent.name))
+    return found
+
+
+def lines(run: Path) -> int:
+    file = run / "rounds.jsonl"
+    return file.read_text().count("\n") if file.exists() else 0
+
+
+def outcome(run: Path) -> tuple[bytes, list[dict]]:
+    """What must not depend on how a run was done: the model's bytes, and the rounds but for times."""
+    times = ("train_s", "evaluate_s", "wall_s")
+    records = RunFolder(run).records()
+    kept = [{k: v for k, v in record.items() if k not in times} for record in records]
+    return (run / "model.safetensors").read_bytes(), kept
+
+
+def command(monkeypatch, capsys, *arguments) -> tuple[int, str, str]:
+    """The command line in this process: exit code, stdout, stderr."""
+    monkeypatch.setattr(sys, "argv", ["fedbudget", *map(str, arguments)])
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    out, err = capsys.readouterr()
+    assert "Traceback" not in err
+    return int(left.value.code or 0), out, err
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty folder to run in."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def whole(here: Path, method: str, rounds: int, **changes) -> tuple[bytes, list[dict]]:
+    """A run that nothing disturbs."""
+    config = prepared(here, method, rounds, **changes)
+    training.train(load(config, ["workers=1"]), here / "whole")
+    return outcome(here / "whole")
+
+
+DIES_AT_FSYNC = """
+import os, signal, sys
+real, left = os.fsync, [int(sys.argv.pop(1))]
+def fsync(file):
+    left[0] -= 1
+    if left[0] == 0:
+        os.killpg(0, signal.SIGKILL)
+    real(file)
+os.fsync = fsync
+"""
+
+
+def test_killed_while_it_writes_a_run_goes_on_to_the_same_bits(here):
+    """Kills while config.toml, a round's line and a checkpoint are under their temporary names."""
+    expected = whole(here, "cafl-l", 4)
+    config, run = here / "cafl-l.toml", here / "run"
+    for number, done in ((1, 0), (3, 1), (5, 2)):  # counted in files: config; line, checkpoint, ...
+        process = launch(
+            *(here, "run", config, "--resume", "--out", run),
+            prelude=DIES_AT_FSYNC,
+            number=number,
+        )
+        code, *_ = finish(process)
+        assert code == -signal.SIGKILL
+        assert lines(run) == done
+        assert list(run.rglob(".*.part")) or number == 5
+    code, _, err = finish(launch(here, "resume", run))
+    assert (code, err) == (0, "")
+    assert outcome(run) == expected
+    assert not list(run.rglob(".*.part"))
+
+
+def _more_lines(run: Path, before: int) -> bool:
+    return lines(run) > before
+
+
+def _writes_checkpoint(run: Path) -> bool:
+    return any(name.endswith(".part") for name in os.listdir(run / "checkpoint"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_killed_at_any_moment_a_run_goes_on_to_the_same_bits(here, method):
+    """Five kills each: while it starts, trains, or writes a checkpoint; workers die with it."""
+    expected = whole(here, method, 60)
+    run, draw = here / "run", random.Random(method)
+    kills = 0
+    process = launch(here, "run", here / f"{method}.toml", "--out", run)
+    while kills < 5:
+        one_more = partial(_more_lines, run, lines(run))
+        match kills % 3:
+            case 0:
+                until(one_more, process)
+                until(partial(_writes_checkpoint, run), process, 0)
+            case 1:
+                until(one_more, process)
+                time.sleep(draw.uniform(0, 0.3))
+            case 2:
+                until((run / "config.toml").exists, process)
+                time.sleep(draw.uniform(0, 8))
+        assert process.poll() is None, "it was to be killed before its end"
+        os.killpg(process.pid, signal.SIGKILL)
+        finish(process)
+        kills += 1
+        process = launch(here, "resume", run)
+    code, _, err = finish(process)
+    assert code == 0, err
+    assert outcome(run) == expected
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_a_run_now_and_leaves_no_process(here, number):
+    """A client hangs; the first signal waits for the round, the second does not."""
+    config = prepared(here, "scaffold", 1000)
+    process = launch(here, "run", config, "--out", here / "run")
+    try:
+        assert until(lambda: lines(here / "run") >= 1, process)
+        (here / "hang").touch()
+        os.killpg(process.pid, number)  # as a terminal or a service manager does: workers too
+        assert "once more to stop now" in [process.stderr.readline() for _ in range(2)][1]
+        os.killpg(process.pid, number)
+        code, _, err = finish(process)
+        assert code == training.STOPPED
+        assert "finished rounds are kept" in err
+        assert until(lambda: not group_members(process.pid))
+    finally:
+        finish(process)
+    folder = RunFolder(here / "run")
+    assert folder.load_checkpoint(print).state.round == lines(here / "run")
+    assert not any(record["dropped"] for record in folder.records())
+
+
+def test_sigterm_to_all_its_processes_ends_the_round_and_loses_no_client(here):
+    config = prepared(here, "scaffold", 1000)
+    process = launch(here, "run", config, "--out", here / "run")
+    assert until(lambda: lines(here / "run") >= 1, process)
+    os.killpg(process.pid, signal.SIGTERM)
+    code, out, err = finish(process)
+    assert (code, "go on with: fedbudget resume" in out) == (training.STOPPED, True), err
+    assert not any(record["dropped"] for record in RunFolder(here / "run").records())
+    assert until(lambda: not group_members(process.pid))
+
+
+def test_workers_leave_when_their_parent_is_killed(here):
+    """Even in the middle of a client that never ends."""
+    (here / "hang").touch()
+    config = prepared(here, "scaffold", 5)
+    process = launch(here, "run", config, "--out", here / "run")
+    try:
+        assert until(lambda: len(group_members(process.pid)) >= 3, process)
+        time.sleep(1)
+        process.kill()
+        assert until(lambda: not group_members(process.pid))
+    finally:
+        finish(process)
+
+
+class Stubborn(torch.nn.Linear):
+    """Hangs in training on inputs that are marked; one process, one client."""
+
+    def forward(self, x):
+        while self.training and bool((x > 90).any()):
+            time.sleep(0.05)
+        return super().forward(x)
+
+
+def with_a_marked_client(**changes):
+    plan = softmax_plan(model=partial(Stubborn, 4, 3), **changes)
+    plan.clients.base.x[:60] += 100  # client 0's examples
+    return plan
+
+
+def test_a_client_that_hangs_is_ended_and_the_others_are_used():
+    plan = with_a_marked_client(rounds=2)
+    with choose(plan, workers=1, deadline_s=5.0) as engine:  # a process, though it is one worker
+        assert isinstance(engine, Workers)
+        before = engine.workers[0].process.pid
+        loop = rounds.run(plan, engine, plan.build_model().layout, rounds.first_state(plan))
+        for record, state in loop:
+            assert record.dropped == {"0": "no reply within 5 s"}
+            assert set(state.acks) == {1, 2}
+        after = engine.workers[0].process.pid
+    assert before != after
+    for pid in (before, after):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_the_deadline_of_the_config_reaches_the_engine(here, monkeypatch):
+    asked = []
+
+    def chosen(plan, workers, deadline_s):
+        asked.append((workers, deadline_s))
+        return InProcess(plan)
+
+    monkeypatch.setattr(training, "choose", chosen)
+    config = prepared(here, "fedavg", 1)
+    training.train(load(config, ["fleet.deadline=7.5"]), here / "run")
+    assert asked == [(2, 7.5)]
+    assert isinstance(embedded.embedded(softmax_plan(), 1), InProcess)
+
+
+def test_a_worker_that_dies_while_idle_is_replaced_and_no_job_is_lost():
+    plan = softmax_plan(rounds=4)
+    layout = plan.build_model().layout
+    expected = [state.weights for _, state in _run(plan, InProcess(plan), layout)]
+    with Workers(plan, 2) as engine:
+        seen = []
+        for record, state in _run(plan, engine, layout):
+            seen.append(state.weights)
+            assert not record.dropped
+            for worker in engine.workers[record.round % 2 :]:
+                worker.process.kill()  # one, then both
+                worker.process.join()
+    assert all(torch.equal(a, b) for a, b in zip(seen, expected, strict=True))
+
+
+def _run(plan, engine, layout):
+    return rounds.run(plan, engine, layout, rounds.first_state(plan))
+
+
+class Repeated(InProcess):
+    """Each reply comes twice."""
+
+    def run(self, jobs):
+        for reply in super().run(jobs):
+            yield reply
+            yield reply
+
+
+def test_a_reply_that_comes_twice_counts_once():
+    plan = softmax_plan(rounds=2)
+    layout = plan.build_model().layout
+    once, twice = (
+        [(r.dropped, r.up_bytes, s.weights.tolist()) for r, s in _run(plan, engine, layout)]
+        for engine in (InProcess(plan), Repeated(plan))
+    )
+    assert once == twice
+
+
+def test_a_reply_to_someone_elses_job_is_not_used(monkeypatch):
+    real = embedded._receive
+
+    def swapped(pipe):
+        reply, kept = real(pipe)
+        return (replace(reply, client=2) if reply.client == 1 else reply), kept
+
+    monkeypatch.setattr(embedded, "_receive", swapped)
+    plan = softmax_plan(rounds=1)
+    with Workers(plan, 2) as engine:
+        ((record, _),) = _run(plan, engine, plan.build_model().layout)
+    assert record.dropped == {"1": "it answers another job"}
+
+
+class Absent(InProcess):
+    """Nobody answers in some rounds."""
+
+    def run(self, jobs):
+        for reply, job in zip(super().run(jobs), jobs, strict=True):
+            yield Reply.failure(job, "it rained") if job.round in (2, 3) else reply
+
+
+def test_a_round_without_any_client_leaves_the_model_alone():
+    plan = softmax_plan(rounds=4)
+    states = []
+    for record, state in _run(plan, Absent(plan), plan.build_model().layout):
+        states.append(state.weights.clone())
+        assert len(record.dropped) == (3 if record.round in (2, 3) else 0)
+    assert torch.equal(states[0], states[1])
+    assert torch.equal(states[1], states[2])
+    assert not torch.equal(states[2], states[3])
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """A finished run of four rounds, to be copied and damaged."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        whole(folder, "fedavg", 4, workers=1)
+    finally:
+        os.chdir(before)
+    return folder
+
+
+@pytest.fixture
+def copied(undisturbed, here):
+    """The same run before its end was written, and its outcome."""
+    shutil.copytree(undisturbed, here, dirs_exist_ok=True)
+    expected = outcome(here / "whole")
+    (here / "whole" / "summary.json").unlink()
+    (here / "whole" / "model.safetensors").unlink()
+    return here / "whole", expected
+
+
+DAMAGE = {
+    "empty": lambda body: b"",
+    "cut in its header": lambda body: body[:60],
+    "cut in its last tensor": lambda body: body[:-5],
+    "longer than it was": lambda body: body + b"\0",
+    "a bit of its length": lambda body: _flipped(body, 3),
+    "a bit of its metadata": lambda body: _flipped(body, 8 * body.index(b"round") + 1),
+    "a bit of a tensor": lambda body: _flipped(body, 8 * len(body) - 900),
+    "a text": lambda body: b"To be, or not to be",
+    "another program's": lambda body: save({"weights": torch.zeros(5)}),
+}
+
+
+def _flipped(body: bytes, bit: int) -> bytes:
+    changed = bytearray(body)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_checkpoint_is_told_and_the_one_before_taken(copied, damage, monkeypatch, capsys):
+    run, expected = copied
+    newest = RunFolder(run).checkpoints()[0]
+    newest.write_bytes(DAMAGE[damage](newest.read_bytes()))
+    code, out, err = command(monkeypatch, capsys, "resume", run)
+    assert code == 0
+    assert f"{newest} cannot be used" in err
+    assert len(err.splitlines()) == 1
+    assert "round 4/4" in out
+    assert outcome(run) == expected
+
+
+def test_a_checkpoint_under_another_rounds_name_is_not_taken(copied, monkeypatch, capsys):
+    run, expected = copied
+    newest, older = RunFolder(run).checkpoints()
+    newest.write_bytes(older.read_bytes())
+    code, _, err = command(monkeypatch, capsys, "resume", run)
+    assert (code, "it is of round 3" in err) == (0, True)
+    assert outcome(run) == expected
+
+
+def test_every_bit_flip_in_a_checkpoint_is_noticed(copied):
+    """All of its header, and of its tensors a sample: their sum would notice any."""
+    folder = RunFolder(copied[0])
+    newest, older = folder.checkpoints()
+    older.unlink()
+    body = newest.read_bytes()
+    header = 8 * (8 + int.from_bytes(body[:8], "little"))
+    draw = random.Random(0)
+    bits = [*range(header), *(draw.randrange(header, 8 * len(body)) for _ in range(200))]
+    for bit in bits:
+        newest.write_bytes(_flipped(body, bit))
+        with pytest.raises(UserError, match="no checkpoint can be read"):
+            folder.load_checkpoint(lambda text: None)
+
+
+def test_without_a_checkpoint_a_run_does_not_begin_again_in_silence(copied, monkeypatch, capsys):
+    run, expected = copied
+    folder = RunFolder(run)
+    saved = (run / "rounds.jsonl").read_bytes()
+    for path in folder.checkpoints():
+        path.write_bytes(b"damaged")
+    code, _, err = command(monkeypatch, capsys, "resume", run)
+    assert (code, "no checkpoint can be read" in err.splitlines()[-1]) == (2, True)
+    shutil.rmtree(run / "checkpoint")
+    code, _, err = command(monkeypatch, capsys, "resume", run)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "no checkpoint is here, but rounds.jsonl has 4 rounds" in err
+    assert (run / "rounds.jsonl").read_bytes() == saved
+    (run / "rounds.jsonl").write_bytes(saved.splitlines(True)[0])  # killed in its first round
+    code, _, err = command(monkeypatch, capsys, "resume", run)
+    assert (code, "begins at round 1 again" in err) == (0, True)
+    assert outcome(run) == expected
+
+
+def test_damaged_records_are_told_not_trained_over(copied, monkeypatch, capsys):
+    run, _ = copied
+    text = (run / "rounds.jsonl").read_bytes()
+    for bad in (b"\xff" + text[1:], b"7\n" + text[text.index(b"\n") + 1 :], b""):
+        (run / "rounds.jsonl").write_bytes(bad)
+        code, _, err = command(monkeypatch, capsys, "resume", run)
+        assert (code, err.count("\n")) == (2, 1)
+        assert "the checkpoint is of round 4, but" in err
+        assert (run / "rounds.jsonl").read_bytes() == bad
+
+
+FILES = ["config.toml", "rounds.jsonl", "round-00000002", "model.safetensors", "summary.json"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_full_disk_is_one_sentence_and_the_run_goes_on_later(
+    undisturbed, here, name, monkeypatch, capsys
+):
+    """The disk is full when the named file is synced; rounds.jsonl in round 2."""
+    shutil.copytree(undisturbed, here, dirs_exist_ok=True)
+    config, run = here / "fedavg.toml", here / "run"
+    seen, real = [], os.fsync
+
+    def full(file):
+        target = os.readlink(f"/proc/self/fd/{file}")
+        if name in target:
+            seen.append(target)
+            if len(seen) == (2 if name == "rounds.jsonl" else 1):
+                raise OSError(28, "No space left on device")
+        real(file)
+
+    monkeypatch.setattr(os, "fsync", full)
+    code, _, err = command(monkeypatch, capsys, "run", config, "--resume", "--out", run)
+    monkeypatch.setattr(os, "fsync", real)
+    if name == "round-00000002":  # it is tried again when the run ends, and then there is room
+        assert (code, err.count("\n")) == (2, 1)
+        assert RunFolder(run).load_checkpoint(print).state.round == 2
+    assert code == 2
+    assert re.search(rf"{name}.*: cannot write: No space left on device\n$", err)
+    assert not list(run.rglob(".*.part"))
+    code, _, err = command(monkeypatch, capsys, "run", config, "--resume", "--out", run)
+    assert (code, err) == (0, "")
+    assert outcome(run) == outcome(here / "whole")
+
+
+SMALL_FILES = """
+import resource, sys
+most = int(sys.argv.pop(1))
+resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+"""
+
+
+@pytest.mark.parametrize(("method", "name"), [("fedavg", "round-"), ("scaffold", "rounds.jsonl")])
+def test_a_file_that_may_not_grow_is_one_sentence_and_the_run_goes_on_later(
+    here, method, name, monkeypatch, capsys
+):
+    """The kernel refuses: a checkpoint, or, beside one that is smaller, the records."""
+    expected = whole(here, method, 6, workers=1)
+    checkpoint = RunFolder(here / "whole").checkpoints()[0].stat().st_size
+    records = (here / "whole" / "rounds.jsonl").stat().st_size
+    most = checkpoint // 2 if name == "round-" else 5 * records // 6
+    assert most < checkpoint if name == "round-" else checkpoint < most
+    run = here / "run"
+    shutil.copytree(here / "whole", run)
+    (run / "summary.json").unlink()
+    folder = RunFolder(run)
+    if name == "round-":  # go back to round 5
+        folder.checkpoints()[0].unlink()
+    else:
+        start = folder.load_checkpoint(print)
+        for path in folder.checkpoints():
+            path.unlink()
+        (run / "rounds.jsonl").write_text("")
+        assert start.state.round == 6
+    process = launch(here, "resume", run, prelude=SMALL_FILES, number=most)
+    code, _, err = finish(process)
+    assert (code, err.count("\n")) == (2, 1), err
+    assert re.search(rf"{name}.*: cannot write: File too large\n$", err)
+    kept = folder.load_checkpoint(print).state.round
+    assert kept == (5 if name == "round-" else lines(run))
+    code, _, err = command(monkeypatch, capsys, "resume", run)
+    assert (code, err) == (0, "")
+    assert outcome(run) == expected
+
+
+@pytest.mark.slow
+def test_a_small_file_system_that_is_full_loses_nothing(here, monkeypatch, capsys):
+    expected = whole(here, "scaffold", 40, workers=1)
+    disk = here / "disk"
+    disk.mkdir()
+    size = ["-o", "size=64k"]
+    mounted = subprocess.run(["mount", "-t", "tmpfs", *size, "none", disk], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("only root can mount a small file system")
+    try:
+        run = disk / "run"
+        config = here / "scaffold.toml"
+        code, _, err = command(monkeypatch, capsys, "run", config, "--out", run)
+        assert (code, err.count("\n"), "No space left" in err) == (2, 1, True)
+        assert 0 < RunFolder(run).load_checkpoint(print).state.round < 40
+        larger = ["mount", "-o", "remount,size=4m", disk]
+        subprocess.run(larger, check=True)
+        code, _, err = command(monkeypatch, capsys, "resume", run)
+        assert (code, err) == (0, "")
+        assert outcome(run) == expected
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def test_resume_starts_goes_on_and_says_when_it_is_finished(here, monkeypatch, capsys):
+    config, run = prepared(here, "fedavg", 3, workers=1), here / "run"
+    again = ("run", config, "--resume", "--out", run)
+    code, out, _ = command(monkeypatch, capsys, *again)
+    assert (code, "round 1/3" in out) == (0, True)
+    code, out, _ = command(monkeypatch, capsys, *again)
+    assert (code, "is finished: 3 rounds" in out) == (0, True)
+    code, out, _ = command(monkeypatch, capsys, *again, "--set", "workers=2")
+    assert (code, "is finished: 3 rounds" in out) == (0, True)
+
+    more = [*again, "--set", "rounds=5"]
+    before = (run / "config.toml").read_bytes()
+    code, _, err = command(monkeypatch, capsys, *more)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "was made with other settings: rounds: 3 -> 5; go on" in err
+    assert (run / "config.toml").read_bytes() == before
+    code, out, err = command(monkeypatch, capsys, *more, "--accept-changes")
+    assert (code, "round 4/5" in out, "round 3/5" in out) == (0, True, False), err
+    assert load(run / "config.toml").rounds == 5
+    assert outcome(run) == whole(here, "fedavg", 5, workers=1)
+    code, out, _ = command(monkeypatch, capsys, *more)
+    assert "is finished: 5 rounds" in out
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (["rounds=2"], "cannot go on with rounds: 4 -> 2: it has done 4 rounds already"),
+        (["rounds=6", "model.size=2x16"], "its checkpoint is of another model"),
+        (
+            ["algorithm=scaffold", "train.optimizer=sgd", "rounds=6"],
+            "its checkpoint is of another algorithm",
+        ),
+        (["rounds=6", "data.clients=3"], "there are 3 clients now, and it has trained 3"),
+        (
+            [
+                *("rounds=6", "train.lr=0.5", "budget.energy=90%"),
+                *("control.controller=planner", "control.least_steps=1"),
+            ],
+            'rounds: 4 -> 6, train.lr: 0.001 -> 0.5, control.controller: "fixed" -> "planner" and 2 '
+            "more: its controller has learnt under other",
+        ),
+    ],
+)
+def test_changes_that_a_checkpoint_does_not_fit_are_explained(
+    copied, changes, sentence, monkeypatch, capsys
+):
+    run, _ = copied
+    (run / "summary.json").write_text('{"complete": true}')
+    before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
+    sets = [word for change in changes for word in ("--set", change)]
+    arguments = ("run", "fedavg.toml", "--resume", "--out", run, *sets, "--accept-changes")
+    code, _, err = command(monkeypatch, capsys, *arguments)
+    assert (code, err.count("\n")) == (2, 1)
+    assert sentence in err
+    assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
+
+
+def test_a_budget_or_codec_that_leaves_the_state_alone_can_be_changed(copied, monkeypatch, capsys):
+    run, _ = copied
+    sets = ("--set", "rounds=6", "--set", "codec.name=int8", "--set", "budget.energy=90%")
+    arguments = ("run", "fedavg.toml", "--resume", "--out", run, *sets, "--accept-changes")
+    code, _, err = command(monkeypatch, capsys, *arguments)
+    assert (code, err) == (0, "")
+    assert RunFolder(run).records()[-1]["knobs"]["*"]["codec"] == "int8"
+
+
+def test_options_that_contradict_each_other_are_refused(here, monkeypatch, capsys):
+    for options in (["--accept-changes"], ["--resume", "--overwrite"]):
+        code, _, err = command(monkeypatch, capsys, "run", "fedavg", *options)
+        assert (code, err.count("\n")) == (2, 1)
+        assert options[-1] in err
+
+
+def test_every_fault_in_the_document_has_its_test():
+    page = (ROOT / "docs" / "reliability.md").read_text()
+    named = re.findall(r"`tests/(\w+\.py)::(\w+)`", page)
+    assert len(named) >= 20
+    for file, test in named:
+        assert f"def {test}(" in (ROOT / "tests" / file).read_text(), f"{file}::{test}"
+
+
+def test_what_clients_keep_after_a_failed_round_is_of_the_last_used_one():
+    """Error feedback through failures, in processes and without: the same bits."""
+    plan = text_plan(rounds=4, drop=0.3)
+    lossy = fixed(Knobs(3, 2, 2, codec="topk10%"))
+    uplink = replace(plan.recipe.uplink, feedback="error")
+    plan = replace(plan, controller=lossy, recipe=replace(plan.recipe, uplink=uplink))
+    layout = plan.build_model().layout
+    with Workers(plan, 2) as engine:
+        for _, there in _run(plan, engine, layout):
+            for worker in engine.workers:
+                worker.process.kill()
+                worker.process.join()
+    for _, here in _run(plan, InProcess(plan), layout):
+        pass
+    assert torch.equal(here.weights, there.weights)
+    assert json.dumps(here.control) == json.dumps(there.control)
