@@ -1,12 +1,14 @@
 """Overhead of a round of six clients that train nothing, beside a plain copy-and-average loop.
 
-Both run interleaved in this process on one thread; the figure is the ratio of medians.
+Both run interleaved in this process on one thread; the figure is the ratio of medians. Also what a
+checkpoint costs beside the round it is of.
     python benchmarks/overhead.py [--out docs/benchmarks.md] [--repeat 60]
 """
 
 import argparse
 import platform
 import statistics
+import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -21,10 +23,13 @@ from fedbudget.engines.embedded import InProcess
 from fedbudget.models.gpt import GPT
 from fedbudget.plan import Plan
 from fedbudget.rounds import first_state, one_round
+from fedbudget.runs import RunFolder
 from fedbudget.task import classify
 from fedbudget.types import Knobs
 
 CLIENTS = 6
+STEPS = 60
+"""of a local run, as in the presets"""
 
 
 def plain_round(
@@ -41,27 +46,31 @@ def plain_round(
     return {name: total / CLIENTS for name, total in sums.items()}
 
 
-def measure(size: str, repeat: int) -> dict[str, float]:
-    torch.set_num_threads(1)
+def made(size: str, steps: int) -> Plan:
+    """A GPT on a text of one letter, without evaluation."""
     layers, width = map(int, size.split("x"))
-    make = partial(GPT, 65, 128, layers, width, width // 32)
     tokens = torch.zeros(2000, dtype=torch.uint8)
-    plan = Plan(
+    return Plan(
         name="overhead",
         seed=0,
         rounds=10**6,
         cohort=CLIENTS,
-        model=make,
+        model=partial(GPT, 65, 128, layers, width, width // 32),
         clients=Texts(tokens, 128, [[(0, 2000)]] * CLIENTS),
         validation=None,
         algorithm=fedavg(),
-        controller=fixed(Knobs(layers + 2, 0, 16)),
+        controller=fixed(Knobs(layers + 2, steps, 16)),
         task=classify(),
         lr=1e-3,
     )
+
+
+def measure(size: str, repeat: int) -> dict[str, float]:
+    torch.set_num_threads(1)
+    plan = made(size, steps=0)
     engine, state = InProcess(plan), first_state(plan)
     layout = engine.host.model.layout
-    model = make()
+    model = plan.model()
     weights = {name: p.detach().clone() for name, p in model.named_parameters()}
     ours, plain = [], []
     for i in range(repeat + 5):
@@ -82,6 +91,30 @@ def measure(size: str, repeat: int) -> dict[str, float]:
         "ratio": statistics.median(ratios),
         "low": quarters[0],
         "high": quarters[2],
+    }
+
+
+def checkpoint(size: str, repeat: int, steps: int = 2) -> dict[str, float]:
+    """Seconds of a checkpoint and of a round's training, in turn; a few steps stand for a round's."""
+    torch.set_num_threads(1)
+    plan = made(size, steps)
+    engine, state = InProcess(plan), first_state(plan)
+    layout = engine.host.model.layout
+    saving, training = [], []
+    with tempfile.TemporaryDirectory() as place:
+        folder = RunFolder.create(Path(place) / "run", "")
+        for i in range(repeat + 1):
+            record, state = one_round(plan, engine, layout, state, i + 1)
+            started = time.perf_counter()
+            folder.append(record)
+            folder.save_checkpoint(state, engine.states)
+            if i:
+                saving.append(time.perf_counter() - started)
+                training.append(record.train_s * STEPS / steps)
+    return {
+        "save_ms": 1e3 * statistics.median(saving),
+        "round_s": statistics.median(training),
+        "ratio": statistics.median(a / b for a, b in zip(saving, training, strict=True)),
     }
 
 
@@ -113,6 +146,20 @@ def main() -> None:
             f"| {size} | {m['parameters']:,} | {m['ours_ms']:.1f} | {m['plain_ms']:.1f} | "
             f"{m['ratio']:.2f} ({m['low']:.2f} to {m['high']:.2f}) |"
         )
+        print(lines[-1], flush=True)
+    lines += [
+        "",
+        "## A checkpoint",
+        "",
+        f"A round's line and checkpoint, written and synced, beside the training of {CLIENTS} clients x "
+        f"{STEPS} steps of batch 16 on one core (extrapolated from two steps each).",
+        "",
+        "| model | checkpoint ms | training s | share of the round |",
+        "|---|---|---|---|",
+    ]
+    for size in ("2x128", "6x256"):
+        c = checkpoint(size, max(3, arguments.repeat // 12))
+        lines.append(f"| {size} | {c['save_ms']:.1f} | {c['round_s']:.1f} | {c['ratio']:.2%} |")
         print(lines[-1], flush=True)
     if arguments.out is not None:
         arguments.out.write_text("\n".join(lines) + "\n")

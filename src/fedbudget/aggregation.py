@@ -33,6 +33,15 @@ class Update(NamedTuple):
     weight: float
 
 
+class Size(NamedTuple):
+    """What an update is compared by."""
+
+    update: float
+    """root mean square of its numbers"""
+    claim: float
+    """examples it claims to be the mean of; 0 where that does not matter"""
+
+
 @dataclass(frozen=True)
 class Screening:
     """What to do with an update that is far larger than those of its cohort."""
@@ -51,8 +60,8 @@ class Screen:
     weights: bool
     """whether the weights are the clients' own claims"""
     held: list[Update] = field(default_factory=list)
-    sizes: list[tuple[float, ...]] = field(default_factory=list)
-    """of each update so far: its vectors' and its weight's"""
+    sizes: list[Size] = field(default_factory=list)
+    """of each update so far"""
     refused: dict[int, str] = field(default_factory=dict)
     """client -> why"""
 
@@ -60,7 +69,7 @@ class Screen:
         """Those that can be used now."""
         if self.how.action == "off":
             return [update]
-        self.sizes.append(self._sizes(update))
+        self.sizes.append(self._size(update))
         self.held.append(update)
         return self._release() if len(self.sizes) >= WINDOW else []
 
@@ -71,22 +80,18 @@ class Screen:
             return ready
         ready = self._release()
         for update in self.held:
-            ratios = self._ratios(update)
-            times = max(ratios[:-1])
-            if ratios[-1] > MOST_EXAMPLES:
+            times = self._times(update)
+            if times.claim > MOST_EXAMPLES:
                 self.refused[update.job.client] = (
-                    f"it claims {update.weight:g} examples, {ratios[-1]:.3g} times the cohort's "
+                    f"it claims {update.weight:g} examples, {times.claim:.3g} times the cohort's "
                     "median"
                 )
             elif self.how.action == "clip":
-                shorter = tuple(
-                    v * min(1.0, self.how.factor / r) if r > 0 else v
-                    for v, r in zip(update.vectors, ratios, strict=False)
-                )
+                shorter = tuple(v * (self.how.factor / times.update) for v in update.vectors)
                 ready.append(update._replace(vectors=shorter))
             else:
                 self.refused[update.job.client] = (
-                    f"its update is {times:.3g} times the size of the cohort's median"
+                    f"its update is {times.update:.3g} times the size of the cohort's median"
                 )
         self.held = []
         return ready
@@ -97,24 +102,28 @@ class Screen:
         return ready
 
     def _in_line(self, update: Update) -> bool:
-        *sizes, weight = self._ratios(update)
-        return max(sizes) <= self.how.factor and weight <= MOST_EXAMPLES
+        times = self._times(update)
+        return times.update <= self.how.factor and times.claim <= MOST_EXAMPLES
 
-    def _ratios(self, update: Update) -> list[float]:
+    def _times(self, update: Update) -> Size:
         """Each size over the cohort's median; 0 where there is nothing to compare with."""
-        ratios = []
-        for i, size in enumerate(self._sizes(update)):
-            others = [known[i] for known in self.sizes if known[i] > 0]
-            middle = median(others) if others else 0.0
-            ratios.append(size / middle if middle > 0 else 0.0)
-        return ratios
+        own = self._size(update)
+        return Size(
+            *(_over_median(x, list(known)) for x, *known in zip(own, *self.sizes, strict=True))
+        )
 
-    def _sizes(self, update: Update) -> tuple[float, ...]:
-        sizes = [
-            torch.linalg.vector_norm(v, dtype=torch.float64).item() / math.sqrt(len(v))
-            for v in update.vectors
-        ]
-        return (*sizes, update.weight if self.weights else 0.0)
+    def _size(self, update: Update) -> Size:
+        """All vectors together: one of them may be next to nothing in honest updates."""
+        squares = math.fsum(
+            torch.linalg.vector_norm(v, dtype=torch.float64).item() ** 2 for v in update.vectors
+        )
+        numbers = sum(len(v) for v in update.vectors)
+        return Size(math.sqrt(squares / numbers), update.weight if self.weights else 0.0)
+
+
+def _over_median(value: float, known: Sequence[float]) -> float:
+    others = [x for x in known if x > 0]
+    return value / median(others) if others else 0.0
 
 
 class Aggregate(Protocol):

@@ -213,7 +213,8 @@ def _locked(name: Path) -> int:
     while True:
         lock = os.open(name, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            _lock(lock)
+            if fcntl is not None:  # systems without such locks go on
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             holder = os.read(lock, 20).decode(errors="replace").strip()
             os.close(lock)
@@ -229,12 +230,6 @@ def _locked(name: Path) -> int:
         os.ftruncate(lock, 0)
         os.write(lock, f"{os.getpid()}\n".encode())
     return lock
-
-
-def _lock(file: int) -> None:
-    """OSError where another process has it; systems without such locks go on."""
-    if fcntl is not None:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def write(path: Path, body: bytes) -> None:

@@ -417,3 +417,23 @@ def test_one_word_can_carry_more_overrides(tmp_path):
     run = run_config(tmp_path, set="train.clip=1.5; codec.down=int8")
     settings = apps.settings_of(run)
     assert (settings.train.clip, settings.codec.down) == (1.5, "int8")
+
+
+def test_a_node_has_a_secret_of_its_own_for_its_noise(tmp_path):
+    run = run_config(
+        tmp_path,
+        "fedavg",
+        **{"set": "privacy.clip=1.0; privacy.noise=0.5", "rounds": 1, "train.steps": 2},
+    )
+    files = [node_config(tmp_path, c, privacy={"secret": 77 + c}) for c in range(3)]
+    hosts = [apps._host(json.dumps(run), file)[0] for file in files]
+    assert [h.plan.recipe.privacy_seed for h in hosts] == [77, 78, 79]
+    assert all(h.plan.recipe.privacy.cohort == 3 for h in hosts)
+    plan, grid = deployed(tmp_path, run, files)
+    (record,), state = go(plan, engine_of(plan, grid))
+    assert not record.dropped
+    assert state.weights.isfinite().all()
+    assert '"secret"' not in said(grid)
+    (tmp_path / "bad.toml").write_text("[privacy]\nnoise = 0.0\n")
+    with pytest.raises(UserError, match="has `secret` alone"):
+        apps._host(json.dumps(run), str(tmp_path / "bad.toml"))

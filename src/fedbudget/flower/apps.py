@@ -13,6 +13,7 @@ Neither file nor figures in it are sent anywhere.
 import json
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,8 @@ from fedbudget.training import MakeEngine, train_all
 log = logging.getLogger("flwr.fedbudget")
 OURS = ("config", "out", "set")
 """keys of a Flower run's config that are not overrides"""
-OWN = ("data", "budget", "constraints", "control")
-"""tables of a node's own file"""
+OWN = ("data", "budget", "constraints", "control", "privacy")
+"""tables of a node's own file; [privacy] has `secret` alone, the seed of the node's own noise"""
 Values = Mapping[str, Any]
 
 
@@ -53,6 +54,7 @@ def settings_of(run: Values) -> Config:
 def own_settings(settings: Config, file: Path) -> tuple[Config, set[str]]:
     """A run's config as one node sees it, and which tables are the node's own."""
     own = read_toml(file)
+    own.pop("privacy", None)
     if unknown := sorted(set(own) - set(OWN)):
         raise UserError(f"{file}: unknown {unknown[0]}; a node's own tables are {', '.join(OWN)}")
     tables = settings.model_dump(mode="python")
@@ -124,7 +126,20 @@ def _host(run: str, file: str) -> tuple[Host, bool]:
         return Host(build(settings)), False
     own, tables = own_settings(settings, Path(file).expanduser())
     plan = build(own, settings.data.clients if "data" in tables else 0)
-    return Host(plan), "budget" in tables and bool(plan.budgets)
+    recipe = plan.recipe
+    private = replace(recipe.privacy, cohort=settings.train.cohort)
+    recipe = replace(recipe, privacy=private, privacy_seed=_secret(Path(file).expanduser()))
+    return Host(replace(plan, recipe=recipe)), "budget" in tables and bool(plan.budgets)
+
+
+def _secret(file: Path) -> int | None:
+    table = read_toml(file).get("privacy", {})
+    if not isinstance(table, dict) or set(table) - {"secret"}:
+        raise UserError(f"{file}: [privacy] of a node has `secret` alone; the rest is the run's")
+    secret = table.get("secret")
+    if secret is not None and (not isinstance(secret, int) or not 0 <= secret < 2**63):
+        raise UserError(f"{file}: privacy.secret must be a whole number from 0 to below 2^63")
+    return secret
 
 
 client = client_app(_device)
