@@ -255,7 +255,7 @@ def test_killed_at_any_moment_a_run_goes_on_to_the_same_bits(here, method):
             case 2:
                 until((run / "config.toml").exists, process)
                 time.sleep(draw.uniform(0, 8))
-        assert process.poll() is None, "it was to be killed before its end"
+        assert process.poll() is None, finish(process)  # it was to be killed before its end
         os.killpg(process.pid, signal.SIGKILL)
         finish(process)
         kills += 1

@@ -6,6 +6,7 @@ and what is allowed.
 
 import difflib
 import json
+import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from importlib import resources
@@ -76,6 +77,10 @@ class Config(Table):
                 f"control.controller = {self.control.controller!r} needs budgets: "
                 'name some in [budget], such as communication = "600 kB"'
             )
+        for resource, given in (self.budget.model_extra or {}).items():
+            limits = given if isinstance(given, list) else [given]
+            if not all(math.isfinite(v) for v in limits if isinstance(v, float)):
+                raise ValueError(f"budget.{resource} = {given}: it must be finite")
         if self.control.controller == "planner" and self.budget.accounting == "paper":
             raise ValueError("the planner keeps counted budgets; budget.accounting must be counted")
         if self.codec.skip > 0 and self.codec.feedback == "none":
