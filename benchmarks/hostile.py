@@ -169,9 +169,19 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     head = ["| kind | loss against silence (range) | dropped | flagged | the most common reason |"]
-    lines = ["# One client in ten is hostile", "", "    python benchmarks/hostile.py", ""]
-    lines += [(__doc__ or "").strip().split("\n\n")[1].split("\n    python")[0].replace("\n", " ")]
-    lines += ["The bar is 2%.", "", *head, "|---" * 5 + "|"]
+    lines = [
+        "# One client in ten is hostile",
+        "",
+        "    python benchmarks/hostile.py --out docs/results/hostile.md",
+        "",
+    ]
+    lines += [
+        "Softmax regression on MNIST, 20 clients, all in every round, 40 rounds, 3 seeds. Each kind is "
+        "run beside the same run in which those two clients are silent. The bar is 2%.",
+        "",
+        *head,
+        "|---" * 5 + "|",
+    ]
     for kind, attack in ATTACKS.items():
         weights = {"weighting": "examples"} if "10^12" in kind else {}
         lines.append(row(kind, attack, given.seeds, **weights))

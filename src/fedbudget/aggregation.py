@@ -59,7 +59,7 @@ class Screen:
     how: Screening
     weights: bool
     """whether the weights are the clients' own claims"""
-    held: list[Update] = field(default_factory=list)
+    held: list[tuple[Update, Size]] = field(default_factory=list)
     sizes: list[Size] = field(default_factory=list)
     """of each update so far"""
     refused: dict[int, str] = field(default_factory=dict)
@@ -69,18 +69,19 @@ class Screen:
         """Those that can be used now."""
         if self.how.action == "off":
             return [update]
-        self.sizes.append(self._size(update))
-        self.held.append(update)
+        size = self._size(update)
+        self.sizes.append(size)
+        self.held.append((update, size))
         return self._release() if len(self.sizes) >= WINDOW else []
 
     def rest(self) -> list[Update]:
         """What is left when the cohort is known: clipped or refused where it is out of line."""
         if len(self.sizes) < FEWEST:
-            ready, self.held = self.held, []
+            ready, self.held = [update for update, _ in self.held], []
             return ready
         ready = self._release()
-        for update in self.held:
-            times = self._times(update)
+        for update, size in self.held:
+            times = self._times(size)
             if times.claim > MOST_EXAMPLES:
                 self.refused[update.job.client] = (
                     f"it claims {update.weight:g} examples, {times.claim:.3g} times the cohort's "
@@ -97,26 +98,23 @@ class Screen:
         return ready
 
     def _release(self) -> list[Update]:
-        ready = [update for update in self.held if self._in_line(update)]
-        self.held = [update for update in self.held if not self._in_line(update)]
+        fits = [self._in_line(size) for _, size in self.held]
+        ready = [update for (update, _), fit in zip(self.held, fits, strict=True) if fit]
+        self.held = [held for held, fit in zip(self.held, fits, strict=True) if not fit]
         return ready
 
-    def _in_line(self, update: Update) -> bool:
-        times = self._times(update)
+    def _in_line(self, size: Size) -> bool:
+        times = self._times(size)
         return times.update <= self.how.factor and times.claim <= MOST_EXAMPLES
 
-    def _times(self, update: Update) -> Size:
+    def _times(self, own: Size) -> Size:
         """Each size over the cohort's median; 0 where there is nothing to compare with."""
-        own = self._size(update)
-        return Size(
-            *(_over_median(x, list(known)) for x, *known in zip(own, *self.sizes, strict=True))
-        )
+        known = zip(own, *self.sizes, strict=True)
+        return Size(*(_over_median(x, others) for x, *others in known))
 
     def _size(self, update: Update) -> Size:
         """All vectors together: one of them may be next to nothing in honest updates."""
-        squares = math.fsum(
-            torch.linalg.vector_norm(v, dtype=torch.float64).item() ** 2 for v in update.vectors
-        )
+        squares = math.fsum(torch.dot(v, v).item() for v in update.vectors)
         numbers = sum(len(v) for v in update.vectors)
         return Size(math.sqrt(squares / numbers), update.weight if self.weights else 0.0)
 

@@ -217,7 +217,10 @@ def in_job_order(jobs: Sequence[Job], replies: Iterator[Reply]) -> Iterator[tupl
     early: dict[int, Reply] = {}
     for job in jobs:
         while job.client not in early:
-            reply = next(replies)
+            reply = next(replies, None)
+            if reply is None:  # somebody has answered under another's number
+                early[job.client] = Reply.failure(job, "no reply came")
+                break
             early[reply.client] = reply
         yield job, early.pop(job.client)
 

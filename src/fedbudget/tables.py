@@ -252,7 +252,10 @@ class FleetTable(Table):
     )
     wait: float = Field(600.0, gt=0, description="seconds to wait for them")
     deadline: float = Field(
-        0.0, ge=0, description="seconds a round may take; later replies are dropped; 0 = no limit"
+        0.0,
+        ge=0,
+        description="seconds that a client may take (on Flower: a round); later replies are dropped; "
+        "0 = no limit",
     )
     rest_after: int = Field(2, ge=1, description="failures in a row after which a client rests")
     rest: int = Field(2, ge=0, description="rounds of its first rest; each further one is doubled")
