@@ -10,7 +10,7 @@ demo: $(VENV)/.core
 	@$(BIN)/fedbudget demo --out runs/demo
 
 test: lint
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q -n auto --maxprocesses 4
 
 # what takes minutes
 test-slow: $(VENV)/.dev

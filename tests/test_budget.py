@@ -167,7 +167,12 @@ def test_every_choice_meets_every_budget_and_one_more_step_would_not(gpt, e, c, 
     assert [x.progress for x in rest] == sorted((x.progress for x in rest), reverse=True)
     most = max(x.progress for x in choices)
     assert first.progress >= 0.98 * most
-    almost = [x for x in choices if x.progress >= 0.98 * most]
+    almost = [
+        x
+        for x in choices
+        if x.progress >= 0.98 * most
+        and (x.knobs.layers, x.knobs.batch) == (first.knobs.layers, first.knobs.batch)
+    ]
     assert first.usage["communication"] == min(x.usage["communication"] for x in almost)
 
 

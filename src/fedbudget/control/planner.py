@@ -126,7 +126,8 @@ def affordable(
 ) -> list[Choice]:
     """Every (layers, batch, codec) with the most steps the budgets allow; the choice first.
 
-    That is the one with the least uplink of those with almost the most progress; then by progress.
+    That is the one with the most progress, in the code with the least uplink that brings almost as
+    much; the others follow by progress.
     """
     found = []
     for layers in grid.layers:
@@ -144,8 +145,14 @@ def affordable(
     if not found:
         raise UserError(why_not(forecast, grid, budgets))
     ranked = sorted(found, key=lambda c: -c.progress)
-    good = [c for c in ranked if c.progress >= (1 - THRIFT) * ranked[0].progress]
-    choice = min(good, key=lambda c: c.usage.get("communication", 0.0))
+    best = ranked[0]
+    alike = [
+        c
+        for c in ranked
+        if (c.knobs.layers, c.knobs.batch) == (best.knobs.layers, best.knobs.batch)
+        and c.progress >= (1 - THRIFT) * best.progress
+    ]
+    choice = min(alike, key=lambda c: c.usage.get("communication", 0.0))
     return [choice, *(c for c in ranked if c is not choice)]
 
 
