@@ -8,7 +8,7 @@ import fedbudget
 SOURCE = Path(fedbudget.__file__).parent
 # each layer may import itself and what stands before it
 LAYERS = (
-    ("errors", "types", "seeds", "units", "threads", "terminal"),
+    ("errors", "types", "seeds", "units", "threads", "terminal", "files", "records", "summary"),
     ("models", "data", "codecs", "task", "constraints"),
     ("algorithms", "resources"),
     ("control", "uplink", "downlink", "aggregation", "privacy"),
@@ -60,7 +60,7 @@ def test_imports_go_one_way():
 
 def test_reports_know_run_folders_only():
     for path in (SOURCE / "report").glob("*.py"):
-        assert imports(path) <= {"errors", "report", "runs", "units"}
+        assert imports(path) <= {"errors", "report", "units", "files", "records", "summary"}
 
 
 def test_all_is_what_is_exported():

@@ -56,8 +56,13 @@ def test_a_run_writes_its_folder_and_a_report_reads_it(tmp_path):
     assert "round 3/3" in done.stdout
     names = {p.name for p in (tmp_path / "a").iterdir()}
     assert names == {
-        *("config.toml", "rounds.jsonl", "summary.json", "model.safetensors", "checkpoint")
+        *("config.toml", "facts.json", "rounds.jsonl", "summary.json"),
+        *("model.safetensors", "checkpoint"),
     }
+    facts = json.loads((tmp_path / "a/facts.json").read_text())
+    assert facts["rounds"] == 3
+    assert facts["layers"] == ["tokens, positions", "blocks.0", "norm, head"]
+    assert facts["command"].startswith("fedbudget run fedavg --set rounds=3")
     assert json.loads((tmp_path / "a" / "summary.json").read_text())["complete"] is True
     assert "blocks.0.up.weight" in load_file(tmp_path / "a" / "model.safetensors")
 

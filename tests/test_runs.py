@@ -19,7 +19,8 @@ from fedbudget.report.tables import markdown, rows
 from fedbudget.report.target import cost_to, target_rows
 from fedbudget.report.write import write_report
 from fedbudget.runner import Stop, execute, facts
-from fedbudget.runs import RunFolder, summarise
+from fedbudget.runs import RunFolder
+from fedbudget.summary import summarise
 from fedbudget.types import Knobs, Reply, RoundRecord
 from fedbudget.uplink import Uplink
 

@@ -26,6 +26,7 @@ from fedbudget.data.examples import Arrays, as_examples
 from fedbudget.data.partition import check_sizes
 from fedbudget.engines.choose import choose
 from fedbudget.errors import UserError
+from fedbudget.files import write
 from fedbudget.models.flat import FlatModel
 from fedbudget.plan import Plan
 from fedbudget.progress import Live
@@ -35,7 +36,7 @@ from fedbudget.report.write import write_report
 from fedbudget.resources import devices
 from fedbudget.resources.budget import read, resolve
 from fedbudget.resources.costs import Costs, costs
-from fedbudget.runs import summarise, write
+from fedbudget.summary import summarise
 from fedbudget.task import classify, custom
 from fedbudget.types import Knobs, RoundRecord
 

@@ -12,7 +12,8 @@ from fedbudget import epsilon, rounds
 from fedbudget.engines.engine import Engine
 from fedbudget.errors import UserError
 from fedbudget.plan import Plan
-from fedbudget.runs import Checkpoint, RunFolder, summarise
+from fedbudget.runs import Checkpoint, RunFolder
+from fedbudget.summary import summarise
 from fedbudget.types import Reply, RoundRecord
 
 
@@ -71,6 +72,7 @@ def execute(
     stop: Stop,
     start: Checkpoint | None = None,
     save_personal: bool = True,
+    command: str = "",
 ) -> dict[str, Any]:
     """Train to the end or until asked to stop; returns the summary it wrote."""
     model = plan.build_model()
@@ -83,6 +85,8 @@ def execute(
     state, saved = begin, begin.round  # the last state whose record is written; that on disk
     with engine() as clients:
         about = {**about, "engine": clients.kind}
+        more = {"rounds": plan.rounds, "budgets": plan.budgets, "layers": model.layout.titles}
+        folder.save_facts({**about, **more, "command": command})
         if start:
             clients.states.update(start.clients)
             clients.saved(begin.acks)

@@ -1,6 +1,7 @@
 """The run folder: complete at any moment, whatever kills the run.
 
 config.toml          the whole configuration, resolved
+facts.json           what a reader of the records must know, written before the first round
 rounds.jsonl         a line a round, flushed
 checkpoint/          the last two states
 model.safetensors    the final model, by the module's own names
@@ -9,16 +10,12 @@ clients/             what the nodes of a Flower simulation keep from round to ro
 """
 
 import json
-import math
 import os
-import re
 import zlib
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any, NamedTuple
 
 try:
@@ -27,22 +24,23 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 import numpy as np
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
 from fedbudget.engines.engine import Versions
 from fedbudget.errors import UserError
+from fedbudget.files import write
+from fedbudget.records import plain, read_records
 from fedbudget.rounds import State
 from fedbudget.types import Ack, RoundRecord
-from fedbudget.units import UNITS
 
 VERSION = 2
 KEPT = 2
-OUTPUTS = ("model.safetensors", "personal.safetensors", "summary.json", "rounds.jsonl")
-LAST = 5
-"""rounds that a final figure is the mean of"""
+OUTPUTS = (
+    *("model.safetensors", "personal.safetensors"),
+    *("facts.json", "summary.json", "rounds.jsonl"),
+)
 
 
 class Checkpoint(NamedTuple):
@@ -115,7 +113,7 @@ class RunFolder:
         return self.path / "checkpoint"
 
     def append(self, record: RoundRecord) -> None:
-        line = json.dumps(_plain(record.to_json()), allow_nan=False)
+        line = json.dumps(plain(record.to_json()), allow_nan=False)
         try:
             with self.rounds_file.open("a") as f:
                 f.write(line + "\n")
@@ -199,12 +197,19 @@ class RunFolder:
             return  # they are on the agents' own disks
         write(self.path / "personal.safetensors", save(tensors))
 
+    def save_facts(self, facts: Mapping[str, Any]) -> None:
+        """A run that goes on keeps the command it was begun with."""
+        file = self.path / "facts.json"
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            facts = {**facts, "command": json.loads(file.read_text())["command"]}
+        write(file, (json.dumps(plain(facts), indent=2, allow_nan=False) + "\n").encode())
+
     def forget_summary(self) -> None:
         """The run is not finished any more."""
         (self.path / "summary.json").unlink(missing_ok=True)
 
     def save_summary(self, summary: Mapping[str, Any]) -> None:
-        text = json.dumps(_plain(summary), indent=2, allow_nan=False)
+        text = json.dumps(plain(summary), indent=2, allow_nan=False)
         write(self.path / "summary.json", (text + "\n").encode())
 
 
@@ -230,125 +235,6 @@ def _locked(name: Path) -> int:
         os.ftruncate(lock, 0)
         os.write(lock, f"{os.getpid()}\n".encode())
     return lock
-
-
-def write(path: Path, body: bytes) -> None:
-    """Whole or not at all: a temporary name, fsync, rename."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        with part.open("wb") as f:
-            f.write(body)
-            f.flush()
-            os.fsync(f.fileno())
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise UserError(f"{path}: cannot write: {error.strerror}") from None
-
-
-def read_records(path: Path) -> list[dict[str, Any]]:
-    records = []
-    try:
-        lines = path.read_text(errors="replace").splitlines()
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; is this a run folder?") from None
-    for line in lines:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict) and isinstance(record.get("round"), int):
-            records.append(record)
-    return records
-
-
-def summarise(
-    records: list[dict[str, Any]],
-    facts: Mapping[str, Any],
-    rounds: int,
-    budgets: Mapping[str, Sequence[Mapping[str, float]]],
-) -> dict[str, Any]:
-    """summary.json: everything follows from the records and a few facts of the config."""
-    evaluated = [r["validation"] for r in records if r.get("validation")]
-    last = [v for v in evaluated[-LAST:] if v.get("loss") is not None]
-    losses = [v["loss"] for v in evaluated if v.get("loss") is not None]
-    validation = {
-        key: fmean(v[key] for v in last) for key in ("loss", "accuracy") if last and key in last[0]
-    }
-    if losses:
-        validation["best_loss"] = min(losses)
-    knobs = records[-1]["knobs"] if records else {}
-    assessed = [v for v in evaluated[-LAST:] if v.get("objective") is not None]
-    if assessed:
-        facts = {
-            **facts,
-            "objective": fmean(v["objective"] for v in assessed),
-            "infeasibility": {
-                "mean": fmean(v["infeasibility"] for v in assessed),
-                "max": fmean(v["worst_infeasibility"] for v in assessed),
-            },
-        }
-    return {
-        **facts,
-        "rounds": rounds,
-        "rounds_done": len(records),
-        "complete": len(records) == rounds,
-        "validation": validation,
-        "usage": {
-            accounting: _usage(records, accounting, budgets.get(accounting, ()))
-            for accounting in ("counted", "paper", "measured")
-        },
-        "wire": {key: sum(r[key] for r in records) for key in ("up_bytes", "down_bytes")},
-        "time": _times(records),
-        "dropped": sum(len(r["dropped"]) for r in records),
-        "dropped_because": _reasons(records),
-        "flagged": sum(len(r.get("flagged", {})) for r in records),
-        "knobs": knobs.get("*", knobs),
-    }
-
-
-def _usage(
-    records: list[dict[str, Any]], accounting: str, classes: Sequence[Mapping[str, float]]
-) -> dict[str, dict[str, Any]]:
-    """Each resource's final mean, worst case and what it says of its budget."""
-    rounds: list[dict[str, dict[str, float]]] = [r["usage"].get(accounting, {}) for r in records]
-    rounds = [clients for clients in rounds if clients]
-    found: dict[str, dict[str, Any]] = {}
-    for resource in next(iter(rounds[0].values())) if rounds else ():
-        used = [{c: u[resource] for c, u in clients.items()} for clients in rounds]
-        found[resource] = {
-            "final": fmean(u for clients in used[-LAST:] for u in clients.values()),
-            "worst": max(u for clients in used for u in clients.values()),
-            "unit": UNITS.get(resource, "") if accounting != "paper" else "",
-        }
-        if classes and resource in classes[0]:
-            limits = [limit[resource] for limit in classes]
-            shares = [[u / limits[int(c) % len(limits)] for c, u in x.items()] for x in used]
-            found[resource] |= {
-                "budget": limits[0] if len(limits) == 1 else limits,
-                "ratio": fmean(share for x in shares[-LAST:] for share in x),
-                "worst_ratio": max(max(x) for x in shares),
-                "rounds_over": sum(max(x) > 1 + 1e-9 for x in shares),
-            }
-    return found
-
-
-def _reasons(records: list[dict[str, Any]]) -> dict[str, int]:
-    """Why replies were not used, and how often; numbers in a reason are left out."""
-    kinds = (re.sub(r"-?\d[\d.e+-]*", "N", why) for r in records for why in r["dropped"].values())
-    return dict(Counter(kinds).most_common())
-
-
-def _times(records: list[dict[str, Any]]) -> dict[str, float]:
-    wall, train, evaluate = (
-        sum(r[key] for r in records) for key in ("wall_s", "train_s", "evaluate_s")
-    )
-    return {
-        "wall_s": wall,
-        "train_s": train,
-        "evaluate_s": evaluate,
-        "overhead_s": wall - train - evaluate,
-    }
 
 
 def _read_state(path: Path) -> Checkpoint:
@@ -384,16 +270,3 @@ def _read_state(path: Path) -> Checkpoint:
 
 def _crc(tensor: Tensor) -> int:
     return zlib.crc32(tensor.numpy().reshape(-1).view(np.uint8).data)
-
-
-def _plain(value: Any) -> Any:
-    """JSON has no NaN or infinity: they become null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, torch.Tensor):
-        return _plain(value.tolist())
-    if isinstance(value, Iterable) and not isinstance(value, str):
-        return [_plain(v) for v in value]
-    return value

@@ -19,7 +19,7 @@ from fedbudget.progress import Live
 from fedbudget.rounds import State, first_state
 from fedbudget.runner import Stop, execute, facts
 from fedbudget.runs import Checkpoint, RunFolder
-from fedbudget.terminal import console, say
+from fedbudget.terminal import command, console, say
 
 STOPPED = 130
 """exit code of a run that was asked to stop, as shells have it for Ctrl-C"""
@@ -196,6 +196,7 @@ def _finish(
                 stop,
                 start,
                 settings.constraints.save_personal,
+                command(),
             )
 
         try:

@@ -9,7 +9,8 @@ from typing import Any
 from flwr.app import MetricRecord
 
 from fedbudget.rounds import by_accounting, shared
-from fedbudget.runs import RunFolder, summarise
+from fedbudget.runs import RunFolder
+from fedbudget.summary import summarise
 from fedbudget.types import Job, Reply, RoundRecord
 
 
@@ -91,7 +92,9 @@ class Journal:
         if self.folder is not None:
             about = {"name": self.folder.path.name, **facts, "engine": "flower"}
             records = [record.to_json() for record in self.records]
-            self.folder.save_summary(summarise(records, about, rounds, {"counted": [limits]}))
+            budgets = {"counted": [limits]}
+            self.folder.save_facts({**about, "rounds": rounds, "budgets": budgets, "command": ""})
+            self.folder.save_summary(summarise(records, about, rounds, budgets))
 
 
 def scores(metrics: MetricRecord | None) -> dict[str, float]:

@@ -16,11 +16,11 @@ from fedbudget.codecs import frame
 from fedbudget.control.controller import Controller, ControlState
 from fedbudget.engines import assess
 from fedbudget.engines.engine import Host, Versions
+from fedbudget.files import write
 from fedbudget.flower.records import header, read_frame, read_header, read_job, reply_content
 from fedbudget.flower.store import Shelf, keep, recall
 from fedbudget.models.flat import FlatModel
 from fedbudget.plan import Plan
-from fedbudget.runs import write
 from fedbudget.threads import one_thread
 from fedbudget.types import Ack, Job, Reply
 

@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +51,22 @@ class Layout:
     def depth(self) -> int:
         """Number of layer groups."""
         return self.groups[-1] + 1
+
+    @property
+    def titles(self) -> tuple[str, ...]:
+        """What each layer group is called: the names its tensors share, or the first of them.
+
+        >>> Layout(("wte", "h.0.w", "h.0.b", "ln.w", "head.w"), ((),) * 5, (0, 1, 1, 2, 2)).titles
+        ('wte', 'h.0', 'ln, head')
+        """
+        found = []
+        for group in range(self.depth):
+            own = [n for n, g in zip(self.names, self.groups, strict=True) if g == group]
+            paths = [name.split(".")[:-1] or [name] for name in own]
+            same = takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))
+            shared = ".".join(parts[0] for parts in same)
+            found.append(shared or ", ".join(dict.fromkeys(path[0] for path in paths)))
+        return tuple(found)
 
     def span(self, first: int, last: int) -> slice:
         """The part of the vector that belongs to groups first..last-1."""

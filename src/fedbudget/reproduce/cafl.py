@@ -24,6 +24,7 @@ from fedbudget.control.paper import Simulated, clamped, dual_controller, simulat
 from fedbudget.control.planner import Search, planner
 from fedbudget.control.policies import Base, cafl, cafl_l
 from fedbudget.data.examples import Windows
+from fedbudget.files import write
 from fedbudget.models.flat import FlatModel
 from fedbudget.models.gpt import GPT
 from fedbudget.models.size import parse_size
@@ -31,7 +32,6 @@ from fedbudget.report.figures import COLOURS
 from fedbudget.resources import devices
 from fedbudget.resources.costs import Costs, costs
 from fedbudget.resources.proxies import LEVELS
-from fedbudget.runs import write
 from fedbudget.task import classify
 from fedbudget.types import Knobs
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from fedbudget.build import cores, prepare
 from fedbudget.config import Config, find_config, load
+from fedbudget.files import write
 from fedbudget.models.flat import FlatModel
 from fedbudget.reproduce import optimum
 from fedbudget.reproduce.many import train_all
 from fedbudget.reproduce.pc_figures import curves_figure, local_steps_figure, sweep_figure
 from fedbudget.reproduce.pc_tables import LEVEL, OURS, Point, tables
-from fedbudget.runs import write
 from fedbudget.threads import one_thread
 
 PROJECTED = "PC-FedAvg, projected"

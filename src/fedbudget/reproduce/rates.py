@@ -24,12 +24,12 @@ from fedbudget.constraints import l1_ball
 from fedbudget.control.controller import fixed
 from fedbudget.data.examples import Arrays
 from fedbudget.engines.embedded import InProcess
+from fedbudget.files import write
 from fedbudget.models.softmax import Softmax
 from fedbudget.plan import Plan
 from fedbudget.report.figures import COLOURS
 from fedbudget.report.tables import spread
 from fedbudget.reproduce import optimum
-from fedbudget.runs import write
 from fedbudget.task import classify
 from fedbudget.types import Knobs
 

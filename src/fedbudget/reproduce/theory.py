@@ -20,10 +20,10 @@ from fedbudget.control import duals, paper, policies
 from fedbudget.control.deadzones import one_sided, two_sided
 from fedbudget.control.duals import Rule, ascent
 from fedbudget.control.policies import Base, Prices
+from fedbudget.files import write
 from fedbudget.report.figures import COLOURS
 from fedbudget.reproduce.cafl import preset
 from fedbudget.resources import proxies
-from fedbudget.runs import write
 
 Floats = npt.NDArray[np.float64]
 Budgets = Mapping[str, float]

@@ -13,12 +13,13 @@ from typing import Any
 
 from fedbudget.build import prepare
 from fedbudget.config import Config, find_config, load
+from fedbudget.files import write
 from fedbudget.report.load import Loaded, by_name, find_runs
 from fedbudget.report.sheets import Sheet, spread
 from fedbudget.reproduce.training_figures import amount, loss_figure, usage_figure
 from fedbudget.resources import proxies
 from fedbudget.resources.costs import Costs
-from fedbudget.runs import LAST, write
+from fedbudget.summary import LAST
 from fedbudget.training import train_all
 from fedbudget.types import Knobs
 

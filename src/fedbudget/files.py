@@ -1,0 +1,20 @@
+"""Files that are whole or not there."""
+
+import os
+from pathlib import Path
+
+from fedbudget.errors import UserError
+
+
+def write(path: Path, body: bytes) -> None:
+    """Whole or not at all: a temporary name, fsync, rename."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        with part.open("wb") as f:
+            f.write(body)
+            f.flush()
+            os.fsync(f.fileno())
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise UserError(f"{path}: cannot write: {error.strerror}") from None

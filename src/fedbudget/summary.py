@@ -1,0 +1,101 @@
+"""summary.json: everything follows from the records and a few facts of the run."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from fedbudget.units import UNITS
+
+LAST = 5
+"""rounds that a final figure is the mean of"""
+
+
+def summarise(
+    records: list[dict[str, Any]],
+    facts: Mapping[str, Any],
+    rounds: int,
+    budgets: Mapping[str, Sequence[Mapping[str, float]]],
+) -> dict[str, Any]:
+    """summary.json: everything follows from the records and a few facts of the config."""
+    evaluated = [r["validation"] for r in records if r.get("validation")]
+    last = [v for v in evaluated[-LAST:] if v.get("loss") is not None]
+    losses = [v["loss"] for v in evaluated if v.get("loss") is not None]
+    validation = {
+        key: fmean(v[key] for v in last) for key in ("loss", "accuracy") if last and key in last[0]
+    }
+    if losses:
+        validation["best_loss"] = min(losses)
+    knobs = records[-1]["knobs"] if records else {}
+    assessed = [v for v in evaluated[-LAST:] if v.get("objective") is not None]
+    if assessed:
+        facts = {
+            **facts,
+            "objective": fmean(v["objective"] for v in assessed),
+            "infeasibility": {
+                "mean": fmean(v["infeasibility"] for v in assessed),
+                "max": fmean(v["worst_infeasibility"] for v in assessed),
+            },
+        }
+    return {
+        **facts,
+        "rounds": rounds,
+        "rounds_done": len(records),
+        "complete": len(records) == rounds,
+        "validation": validation,
+        "usage": {
+            accounting: _usage(records, accounting, budgets.get(accounting, ()))
+            for accounting in ("counted", "paper", "measured")
+        },
+        "wire": {key: sum(r[key] for r in records) for key in ("up_bytes", "down_bytes")},
+        "time": _times(records),
+        "dropped": sum(len(r["dropped"]) for r in records),
+        "dropped_because": _reasons(records),
+        "flagged": sum(len(r.get("flagged", {})) for r in records),
+        "knobs": knobs.get("*", knobs),
+    }
+
+
+def _usage(
+    records: list[dict[str, Any]], accounting: str, classes: Sequence[Mapping[str, float]]
+) -> dict[str, dict[str, Any]]:
+    """Each resource's final mean, worst case and what it says of its budget."""
+    rounds: list[dict[str, dict[str, float]]] = [r["usage"].get(accounting, {}) for r in records]
+    rounds = [clients for clients in rounds if clients]
+    found: dict[str, dict[str, Any]] = {}
+    for resource in next(iter(rounds[0].values())) if rounds else ():
+        used = [{c: u[resource] for c, u in clients.items()} for clients in rounds]
+        found[resource] = {
+            "final": fmean(u for clients in used[-LAST:] for u in clients.values()),
+            "worst": max(u for clients in used for u in clients.values()),
+            "unit": UNITS.get(resource, "") if accounting != "paper" else "",
+        }
+        if classes and resource in classes[0]:
+            limits = [limit[resource] for limit in classes]
+            shares = [[u / limits[int(c) % len(limits)] for c, u in x.items()] for x in used]
+            found[resource] |= {
+                "budget": limits[0] if len(limits) == 1 else limits,
+                "ratio": fmean(share for x in shares[-LAST:] for share in x),
+                "worst_ratio": max(max(x) for x in shares),
+                "rounds_over": sum(max(x) > 1 + 1e-9 for x in shares),
+            }
+    return found
+
+
+def _reasons(records: list[dict[str, Any]]) -> dict[str, int]:
+    """Why replies were not used, and how often; numbers in a reason are left out."""
+    kinds = (re.sub(r"-?\d[\d.e+-]*", "N", why) for r in records for why in r["dropped"].values())
+    return dict(Counter(kinds).most_common())
+
+
+def _times(records: list[dict[str, Any]]) -> dict[str, float]:
+    wall, train, evaluate = (
+        sum(r[key] for r in records) for key in ("wall_s", "train_s", "evaluate_s")
+    )
+    return {
+        "wall_s": wall,
+        "train_s": train,
+        "evaluate_s": evaluate,
+        "overhead_s": wall - train - evaluate,
+    }
