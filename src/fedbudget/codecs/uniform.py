@@ -131,6 +131,8 @@ def pack(codes: Bytes, grid: Grid) -> Bytes:
         return codes
     if short := -codes.shape[1] % grid.per:
         codes = np.pad(codes, ((0, 0), (0, short)))
+    if grid.base**grid.per == 2**8 and grid.group == 1:
+        return _joined(codes, grid.per)
     digits = codes.reshape(len(codes), -1, grid.per)
     number = "u1" if grid.group == 1 else "<u4"
     packed = digits[..., 0].astype(number)
@@ -138,6 +140,18 @@ def pack(codes: Bytes, grid: Grid) -> Bytes:
         packed += np.multiply(digits[..., k], grid.base**k, dtype=number)
     octets = packed.view(np.uint8).reshape(*packed.shape, -1)  # (blocks, groups, 1 or 4)
     return octets[..., : grid.group].reshape(len(codes), -1)
+
+
+def _joined(codes: Bytes, per: int) -> Bytes:
+    """`pack` for codes of whole bits: `per` neighbours are one word, and its bytes slide together."""
+    if per == 8:
+        return np.packbits(codes, axis=1, bitorder="little")
+    words = np.ascontiguousarray(codes).view("<u2" if per == 2 else "<u4")
+    gap = 8 - 8 // per
+    packed = words.copy()
+    for k in range(1, per):
+        packed |= words >> (k * gap)
+    return packed.astype(np.uint8)
 
 
 def unpack(packed: Bytes, width: int, grid: Grid) -> Floats:

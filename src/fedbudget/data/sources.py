@@ -82,11 +82,13 @@ def encode_text(documents: Sequence[str], name: str) -> Text:
     codes = np.frombuffer(whole.encode("utf-32-le"), dtype=np.uint32)
     if not len(codes):
         raise UserError(f"{name} holds no text")
-    characters, tokens = np.unique(codes, return_inverse=True)
+    characters = np.flatnonzero(np.bincount(codes))
     small = np.uint8 if len(characters) <= 256 else np.int32
+    numbers = np.zeros(characters[-1] + 1, dtype=small)
+    numbers[characters] = np.arange(len(characters), dtype=small)
     ends = np.cumsum([len(d) for d in documents]).tolist()
     return Text(
-        torch.from_numpy(tokens.astype(small)),
+        torch.from_numpy(numbers[codes]),
         "".join(map(chr, characters)),
         tuple(zip([0, *ends], ends, strict=False)),
         name,
