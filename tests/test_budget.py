@@ -14,7 +14,8 @@ from torch import nn
 from conftest import blobs, text_plan
 from fedbudget import rounds
 from fedbudget.codecs import frame
-from fedbudget.control.planner import Grid, Progress, affordable, planner
+from fedbudget.control.frontier import Grid, Progress, affordable
+from fedbudget.control.planner import planner
 from fedbudget.data.examples import Windows
 from fedbudget.engines.embedded import InProcess
 from fedbudget.errors import UserError
@@ -174,6 +175,36 @@ def test_every_choice_meets_every_budget_and_one_more_step_would_not(gpt, e, c, 
         and (x.knobs.layers, x.knobs.batch) == (first.knobs.layers, first.knobs.batch)
     ]
     assert first.usage["communication"] == min(x.usage["communication"] for x in almost)
+
+
+@given(st.floats(0.05, 2.0), st.floats(0.05, 1.5), st.floats(0.3, 1.5), st.floats(0.05, 2.0))
+def test_no_setting_that_fits_is_missed(gpt, e, c, m, t):
+    small = Grid((1, 3, 4), (2, 8), ("raw32", "eden2"), least=4, most=40)
+    reference = gpt.forecast(Knobs(4, 20, 8))
+    shares = {"energy": e, "communication": c, "memory": m, "temperature": t}
+    budgets = {r: share * reference[r] for r, share in shares.items()}
+    tried = [
+        Knobs(k, s, b, codec=q)
+        for k in small.layers
+        for b in small.batches
+        for q in small.codecs
+        for s in range(small.least, small.most + 1)
+    ]
+    fit = [x for x in tried if all(gpt.forecast(x)[r] <= b for r, b in budgets.items())]
+    if not fit:
+        return
+    found = affordable(gpt.forecast, small, progress(gpt), budgets)
+    most = {(x.layers, x.batch, x.codec): x.steps for x in fit}  # in order of steps
+    assert {(x.knobs.layers, x.knobs.batch, x.knobs.codec): x.knobs.steps for x in found} == most
+
+
+def test_a_resource_in_stairs_is_not_taken_for_a_line(gpt):
+    def stairs(knobs: Knobs) -> dict[str, float]:
+        return {**gpt.forecast(knobs), "wakeups": float(-(-knobs.steps // 64))}
+
+    for limit in (1.0, 2.0, 5.0):
+        best = affordable(stairs, GRID, progress(gpt), {"wakeups": limit})[0]
+        assert (best.knobs.steps, best.binding) == (64 * limit, "wakeups")
 
 
 def test_a_budget_nothing_can_meet_is_named_with_its_least_value(gpt):

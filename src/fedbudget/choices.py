@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
-from fedbudget.control.planner import Choice
+from fedbudget.control.frontier import Choice
 from fedbudget.units import show
 
 

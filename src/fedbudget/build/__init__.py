@@ -24,7 +24,7 @@ from fedbudget.build.sets import constraint_sets
 from fedbudget.client import Recipe
 from fedbudget.codecs import named
 from fedbudget.config import Config
-from fedbudget.control.planner import Grid, Progress
+from fedbudget.control.frontier import Grid, Progress
 from fedbudget.data.examples import Examples
 from fedbudget.errors import UserError
 from fedbudget.models.flat import FlatModel, Layout

@@ -6,8 +6,9 @@ from fedbudget.config import Config
 from fedbudget.control.controller import Controller, fixed
 from fedbudget.control.deadzones import one_sided, two_sided
 from fedbudget.control.duals import Rule, ascent, augmented_lagrangian, log_barrier, nupi
+from fedbudget.control.frontier import Grid, Progress
 from fedbudget.control.paper import clamped, dual_controller
-from fedbudget.control.planner import Grid, Progress, Search, planner
+from fedbudget.control.planner import Search, planner
 from fedbudget.control.policies import Base, cafl, cafl_l
 from fedbudget.errors import UserError
 from fedbudget.resources.budget import of_client

@@ -1,0 +1,235 @@
+"""The frontier: of each setting the most steps that budgets allow, and the best of them.
+
+Expected progress of a local run: s / (1 + B / (b G)) steps' worth of a noiseless gradient, B the
+gradient noise scale (McCandlish et al. 2018); times the share of the parameters that train; over
+1 + NMSE / |S| for the noise that a codec adds to the mean of |S| updates. The model says b = 1
+is always best; trials (docs) did not, and a step has costs of its own, so the grid starts at 2.
+
+Most resources are straight lines over steps (a + b s), so one division for all settings at once
+tells how far each could go; the forecast itself then decides, for the few that matter.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedbudget.errors import UserError
+from fedbudget.types import Knobs
+from fedbudget.units import show
+
+Forecast = Callable[[Knobs], Mapping[str, float]]
+"""what a round with these knobs will use; no resource falls with steps"""
+SLACK = 1e-9
+"""relative room for rounding when a usage is compared with its budget"""
+THRIFT = 0.02
+"""progress that is not worth more uplink: 3 bits in place of 2 brought nothing (docs/results)"""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The knobs to choose from; steps run from `least` to `most`."""
+
+    layers: tuple[int, ...]
+    batches: tuple[int, ...]
+    codecs: tuple[str, ...]
+    least: int = 10
+    most: int = 1000
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Expected progress of a round; in proportion to its steps."""
+
+    shares: tuple[float, ...]
+    """share of the parameters in the top k groups, index k - 1"""
+    noise: Mapping[str, float]
+    """NMSE of each codec"""
+    cohort: int
+    noise_scale: float
+
+    def __call__(self, knobs: Knobs) -> float:
+        steps = knobs.steps / (1 + self.noise_scale / (knobs.batch * knobs.accumulate))
+        codec = 1 + self.noise[knobs.codec] / self.cohort
+        return steps * self.shares[knobs.layers - 1] / codec
+
+
+class Choice(NamedTuple):
+    """Knobs that meet every budget, and what they are expected to cost and bring."""
+
+    knobs: Knobs
+    usage: Mapping[str, float]
+    progress: float
+    binding: str
+    """the resource that stops it from doing more"""
+
+
+class _Lines(NamedTuple):
+    """Usage over steps as straight lines: each (settings, resources)."""
+
+    resources: tuple[str, ...]
+    least: NDArray[np.float64]
+    """usage of the least steps"""
+    base: NDArray[np.float64]
+    """usage of no steps"""
+    pace: NDArray[np.float64]
+    """steps a unit of the resource; 0 where it is no rising line"""
+    free: NDArray[np.float64]
+    """infinite there, else 0: such a resource does not bound the steps"""
+    gain: NDArray[np.float64]
+    """progress of one step, (settings,)"""
+
+
+def within(usage: Mapping[str, float], budgets: Mapping[str, float]) -> bool:
+    return all(usage[r] <= b * (1 + SLACK) for r, b in budgets.items())
+
+
+def affordable(
+    forecast: Forecast, grid: Grid, progress: Progress, budgets: Mapping[str, float]
+) -> list[Choice]:
+    """Every setting that fits, with its most steps: the choice first, the others by progress."""
+    return Frontier(forecast, grid, progress).all(budgets)
+
+
+@dataclass(frozen=True, eq=False)
+class Frontier:
+    forecast: Forecast
+    grid: Grid
+    progress: Progress
+
+    @cached_property
+    def settings(self) -> tuple[Knobs, ...]:
+        """Layers, batch and codec, each with the least steps."""
+        grid = self.grid
+        return tuple(
+            Knobs(k, grid.least, b, codec=c)
+            for k, b, c in product(grid.layers, grid.batches, grid.codecs)
+        )
+
+    @cached_property
+    def _siblings(self) -> dict[tuple[int, int], list[int]]:
+        """Settings that differ in their codec only, by (layers, batch)."""
+        found: dict[tuple[int, int], list[int]] = {}
+        for i, start in enumerate(self.settings):
+            found.setdefault((start.layers, start.batch), []).append(i)
+        return found
+
+    def best(self, budgets: Mapping[str, float]) -> Choice:
+        """The most progress, in the code with the least uplink that brings almost as much."""
+        reach = self._reach(budgets)
+        hopes = reach * self._lines.gain
+        known: dict[int, Knobs | None] = {}
+        while (i := int(hopes.argmax())) not in known:  # a hope is no less than the truth
+            if hopes[i] == 0:
+                raise UserError(self.why_not(budgets))
+            known[i] = found = self._farthest(i, int(reach[i]), budgets)
+            hopes[i] = self.progress(found) if found else 0.0
+        top = known[i]
+        if top is None:
+            raise UserError(self.why_not(budgets))
+        enough = (1 - THRIFT) * self.progress(top)
+        alike = []
+        for i in self._siblings[top.layers, top.batch]:
+            if hopes[i] >= enough:
+                other = known[i] if i in known else self._farthest(i, int(reach[i]), budgets)
+                if other and self.progress(other) >= enough:
+                    alike.append(self._choice(other, budgets))
+        return min(alike, key=lambda choice: choice.usage.get("communication", 0.0))
+
+    def hope(self, budgets: Mapping[str, float]) -> float:
+        """No setting within the budgets makes more progress than this."""
+        return float((self._reach(budgets) * self._lines.gain).max())
+
+    def all(self, budgets: Mapping[str, float]) -> list[Choice]:
+        best = self.best(budgets)
+        reach = self._reach(budgets)
+        found = [self._farthest(i, int(n), budgets) for i, n in enumerate(reach) if n]
+        others = (self._choice(k, budgets) for k in found if k is not None and k != best.knobs)
+        return [best, *sorted(others, key=lambda c: -c.progress)]
+
+    def why_not(self, budgets: Mapping[str, float]) -> str:
+        """The sentence that says which budget no setting can meet, and its least value."""
+        for resource, budget in budgets.items():
+            knobs = min(self.settings, key=lambda x: self.forecast(x)[resource])
+            if (least := self.forecast(knobs)[resource]) > budget:
+                return (
+                    f"no setting meets {resource} <= {show(budget, resource)}; the least is "
+                    f"{show(least, resource)}, at layers={knobs.layers} steps={knobs.steps} "
+                    f"batch={knobs.batch} codec={knobs.codec}"
+                )
+        return (
+            "no setting meets all budgets at once, though each alone can be met: loosen one of "
+            + ", ".join(budgets)
+        )
+
+    @cached_property
+    def _lines(self) -> _Lines:
+        low, high = self.grid.least, self.grid.most
+        at = sorted({low + (high - low) * k // 4 for k in range(5)})
+        forecasts = [[self.forecast(replace(s, steps=n)) for s in self.settings] for n in at]
+        resources = tuple(forecasts[0][0])
+        seen = np.array([[[u[r] for r in resources] for u in row] for row in forecasts], float)
+        slope = (seen[-1] - seen[0]) / max(1, high - low)
+        steps = np.array(at, float)[:, None, None] - low
+        straight = np.isclose(seen, seen[0] + slope * steps, rtol=1e-9, atol=0).all(axis=0)
+        rises = straight & (slope > 0)
+        gain = [self.progress(replace(start, steps=1)) for start in self.settings]
+        return _Lines(
+            resources,
+            seen[0],
+            seen[0] - slope * low,
+            np.divide(1, slope, out=np.zeros_like(slope), where=rises),
+            np.where(rises, 0.0, math.inf),
+            np.array(gain),
+        )
+
+    def _reach(self, budgets: Mapping[str, float]) -> NDArray[np.int64]:
+        """The steps that no straight resource forbids, for each setting; 0 where even `least` are."""
+        lines = self._lines
+        known = [lines.resources.index(r) for r in budgets]
+        limits = np.array(list(budgets.values())) * (1 + SLACK)
+        far = (limits - lines.base[:, known]) * lines.pace[:, known] + lines.free[:, known]
+        steps = np.where(limits < lines.least[:, known], 0.0, far).min(axis=1)
+        # a little more than the division says: the forecast decides about the last step
+        most: NDArray[np.int64] = (
+            np.floor(steps * (1 + 1e-9) + 1e-6).clip(max=self.grid.most).astype(int)
+        )
+        most[most < self.grid.least] = 0
+        return most
+
+    def _farthest(self, i: int, reach: int, budgets: Mapping[str, float]) -> Knobs | None:
+        """The most steps up to `reach` that fit, by bisection where `reach` itself does not."""
+        start = self.settings[i]
+        there = replace(start, steps=reach)
+        if within(self.forecast(there), budgets):
+            return there
+        if not within(self.forecast(start), budgets):
+            return None
+        low, high = self.grid.least, reach - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            if within(self.forecast(replace(start, steps=middle)), budgets):
+                low = middle
+            else:
+                high = middle - 1
+        return replace(start, steps=low)
+
+    def _choice(self, knobs: Knobs, budgets: Mapping[str, float]) -> Choice:
+        usage = self.forecast(knobs)
+        return Choice(knobs, usage, self.progress(knobs), self._binding(knobs, usage, budgets))
+
+    def _binding(
+        self, knobs: Knobs, usage: Mapping[str, float], budgets: Mapping[str, float]
+    ) -> str:
+        """The resource that one more step would break; else the one nearest to its limit."""
+        if knobs.steps < self.grid.most:
+            more = self.forecast(replace(knobs, steps=knobs.steps + 1))
+            broken = [r for r, b in budgets.items() if more[r] > b * (1 + SLACK)]
+            if broken:
+                return max(broken, key=lambda r: more[r] / budgets[r])
+        return max(budgets, key=lambda r: usage[r] / budgets[r])
