@@ -7,6 +7,8 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from conftest import softmax_plan, text_plan
 from fedbudget import rounds
@@ -15,8 +17,9 @@ from fedbudget.algorithms.algorithm import Algorithm
 from fedbudget.codecs import frame
 from fedbudget.control.controller import Controller
 from fedbudget.engines.embedded import InProcess, Workers, embedded
+from fedbudget.engines.queue import Queue
 from fedbudget.errors import UserError
-from fedbudget.types import Knobs
+from fedbudget.types import Job, Knobs
 
 
 def train(plan, engine=None):
@@ -267,3 +270,33 @@ def test_a_client_that_sends_too_many_vectors_shuts_out_itself_only():
         rounds.run(plan, TwoBodies(plan), plan.build_model().layout, rounds.first_state(plan))
     )
     assert record.dropped == {"0": "2 vectors where 1 belong"}
+
+
+def queued(works, ahead):
+    jobs = [Job(0, 1, 7 + i, 0, Knobs(1, w, 1), 0.1, None) for i, w in enumerate(works)]
+    return jobs, Queue(jobs, ahead, lambda job: job.knobs.steps)
+
+
+def test_the_longest_job_goes_first_and_equals_keep_their_order():
+    jobs, queue = queued([5, 9, 5, 9], ahead=8)
+    assert [queue.take().client for _ in jobs] == [8, 10, 7, 9]
+    assert queue.take() is None
+
+
+@given(st.lists(st.integers(1, 9), max_size=40), st.integers(1, 3), st.randoms())
+def test_no_job_runs_far_ahead_of_the_oldest(works, workers, chance):
+    jobs, queue = queued(works, ahead=4 * workers)
+    busy, done = [], set()
+    while queue.left:
+        while len(busy) < workers and (job := queue.take()):
+            busy.append(job)
+        assert busy  # something is always under way
+        job = busy.pop(chance.randrange(len(busy)))
+        if chance.random() < 0.1:
+            queue.put_back(job)  # its worker died
+            continue
+        queue.done(job)
+        done.add(job.client - 7)
+        oldest = min(set(range(len(jobs))) - done, default=len(jobs))
+        assert sum(i > oldest for i in done) < 4 * workers
+    assert done == set(range(len(jobs)))

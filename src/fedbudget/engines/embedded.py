@@ -10,7 +10,6 @@ import os
 import signal
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,6 +36,7 @@ from fedbudget.engines.engine import (
     unpack,
     validation_batches,
 )
+from fedbudget.engines.queue import AHEAD, Queue
 from fedbudget.errors import UserError
 from fedbudget.plan import Plan
 from fedbudget.task import Score
@@ -99,7 +99,7 @@ class _Worker:
 
 
 class Workers(Agents):
-    """Clients spread over processes; whoever is free takes the next job.
+    """Clients spread over processes; whoever is free takes the longest of the next jobs.
 
     deadline_s: how long a job may take before its worker is replaced; 0 = as long as it likes.
     """
@@ -135,16 +135,16 @@ class Workers(Agents):
         return _Worker(process, here)
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Reply]:
-        waiting = deque(jobs)
+        waiting = Queue(jobs, AHEAD * len(self.workers), self._work)
         died: set[int] = set()
-        while waiting or any(w.job for w in self.workers):
+        while waiting.left:
             for i, worker in enumerate(self.workers):
-                if worker.job is None and waiting:
-                    worker.job, worker.since = waiting.popleft(), time.monotonic()
+                if worker.job is None and (job := waiting.take()):
+                    worker.job, worker.since = job, time.monotonic()
                     try:
-                        self._give(worker, worker.job)
+                        self._give(worker, job)
                     except OSError:  # it died while idle: the job has not been tried
-                        waiting.appendleft(worker.job)
+                        waiting.put_back(job)
                         self.workers[i] = self._replace(worker)
             busy = {w.pipe: i for i, w in enumerate(self.workers) if w.job is not None}
             if not busy:  # all had died, and are new
@@ -155,6 +155,7 @@ class Workers(Agents):
                 assert worker.job is not None
                 if worker.pipe not in ready:
                     failure = Reply.failure(worker.job, f"no reply within {self.deadline_s:g} s")
+                    waiting.done(worker.job)
                     self.workers[i] = self._replace(worker, at_once=True)
                     yield failure
             for pipe in ready:
@@ -173,10 +174,18 @@ class Workers(Agents):
                     self.workers[i] = self._replace(worker)
                     if job.client not in died:  # a second chance, once
                         died.add(job.client)
-                        waiting.append(job)
+                        waiting.put_back(job)
                         continue
                     reply = Reply.failure(job, "its worker process died twice")
+                waiting.done(job)
                 yield reply
+
+    def _work(self, job: Job) -> float:
+        """How long a job takes beside the others: by the device's count, else by its samples."""
+        knobs = job.knobs
+        if self.plan.meter is not None:
+            return self.plan.meter(knobs, 0, 0).get("counted", {}).get("time", 0.0)
+        return float(knobs.steps * knobs.batch * knobs.accumulate)
 
     def _patience(self) -> float | None:
         """Seconds until the next job is overdue; None: never."""
