@@ -250,7 +250,8 @@ def test_odd_names_and_damaged_summaries_are_no_traceback(tmp_path):
     for text in ("{}", "[1]", "not json"):
         (odd / "summary.json").write_text(text)
         report = fedbudget("report", odd)
-        assert (report.returncode, report.stderr.count("\n")) == (2, 1), report.stderr
+        assert report.returncode == 0, report.stderr
+        assert "summary.json is damaged" in report.stdout
         resumed = fedbudget("resume", odd)
         assert resumed.returncode == 0, resumed.stderr
     for arguments in (

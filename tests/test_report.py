@@ -7,16 +7,22 @@ import pytest
 from fedbudget.config import find_config, load
 from fedbudget.errors import UserError
 from fedbudget.protocols import halved, plan_runs, robust
-from fedbudget.report.course import _dual_course, duals_figure, knobs_figure, usage_figure
-from fedbudget.report.figures import pictures
-from fedbudget.report.html import page
-from fedbudget.report.load import Loaded
+from fedbudget.report.charts import charts
+from fedbudget.report.constrained import constrained_chart, constrained_sheet
+from fedbudget.report.differences import differences
+from fedbudget.report.figures import drawn
+from fedbudget.report.knobs import knobs_chart, layers_chart
+from fedbudget.report.load import Loaded, told_apart
+from fedbudget.report.loss import cost_chart, loss_chart
 from fedbudget.report.robustness import robustness_sheet
 from fedbudget.report.standing import class_rows, limits, worst
 from fedbudget.report.tables import caption, comparison, energy
 from fedbudget.report.target import cost_to, default_target, target_rows, target_sheet
+from fedbudget.report.traffic import failures_chart, failures_sheet, ranges, traffic_chart
+from fedbudget.report.usage import dual_course, duals_chart, usage_chart
+from fedbudget.report.verdict import verdict
 from fedbudget.report.write import write_report
-from fedbudget.runs import summarise
+from fedbudget.summary import summarise
 
 BASE = {"layers": 3, "steps": 8, "batch": 4, "accumulate": 1, "codec": "raw32"}
 
@@ -38,10 +44,10 @@ def record(round, used, loss=2.0, accounting="counted", **more):
     }
 
 
-def made(name, records, budgets=(), seed=0, accounting="counted"):
+def made(name, records, budgets=(), seed=0, accounting="counted", rounds=0, config="", facts=None):
     about = {"name": name, "seed": seed, "clients": 4}
-    summary = summarise(records, about, len(records), {accounting: list(budgets)})
-    return Loaded(Path(name), summary, records, "")
+    summary = summarise(records, about, rounds or len(records), {accounting: list(budgets)})
+    return Loaded(Path(name) / f"seed-{seed}", summary, records, config, facts or {})
 
 
 TWO = [{"energy": 1.0, "communication": 20.0}, {"energy": 2.0, "communication": 20.0}]
@@ -73,7 +79,7 @@ def test_each_class_is_held_against_its_own_budget():
 
 
 def test_a_client_that_sits_out_keeps_its_dual_and_a_new_one_starts_at_0():
-    course = _dual_course([two_classes()], "energy", 0, 2)
+    course = dual_course([two_classes()], "energy", 0, 2)
     assert course == {
         1: (0.0, 0.0, 0.0),
         2: (0.2, 0.0, 0.4),
@@ -82,32 +88,50 @@ def test_a_client_that_sits_out_keeps_its_dual_and_a_new_one_starts_at_0():
     }
 
 
-def test_the_limit_is_drawn_in_every_panel_and_the_accounting_named():
+def test_the_limit_is_in_every_panel_and_the_accounting_named():
     budget = [{"energy": 1.0, "communication": 20.0}]
     paper = [record(1, {0: 9.0}, accounting="paper"), record(2, {0: 1.0}, accounting="paper")]
     runs = [
         made("ours", [record(1, {0: 1.0}), record(2, {0: 0.5})], budget),
         made("theirs", paper, budget, accounting="paper"),
     ]
-    panels = [a for a in usage_figure(runs).axes if a.get_visible()]
-    titles = [a.get_title(loc="left").splitlines()[0] for a in panels]
-    assert titles == [
-        *("energy, counted", "communication, counted", "energy, paper", "communication, paper")
+    chart = usage_chart(runs)
+    assert [[panel.title for panel in row] for row in chart.rows] == [
+        ["energy, counted: budget 1 J", "communication, counted: budget 20 B"],
+        ["energy, paper: budget 1", "communication, paper: budget 20"],
     ]
-    for axes in panels:
-        assert any(list(line.get_ydata()) == [1, 1] for line in axes.lines)
-        assert axes.get_xlabel() == "round"
-        assert axes.get_ylabel() == "usage / budget"
+    for panel in chart.panels:
+        assert (panel.limit, panel.x, panel.y) == (1.0, "round", "usage / budget (1 = the limit)")
+    ours, theirs = chart.panels[0].lines[0], chart.panels[2].lines[0]
+    assert (ours.x, ours.y, ours.place) == ([1, 2], (1.0, 0.5), 0)
+    assert (theirs.name, theirs.y, theirs.place) == ("theirs", (9.0, 1.0), 1)
+    assert [panel.log for panel in chart.panels] == [False, False, True, True]
     assert "do not compare one with the other" in caption(runs)
     sheet = comparison(runs)
     assert [row[list(sheet.columns).index("budgets")] for row in sheet.rows] == ["counted", "paper"]
 
 
+def test_matplotlib_draws_what_the_chart_says():
+    run = two_classes()
+    chart = usage_chart([run])
+    figure = drawn(chart)
+    panels = [a for a in figure.axes if a.get_visible()]
+    assert [a.get_xlabel() for a in panels] == ["round"] * 2
+    for axes, panel in zip(panels, chart.panels, strict=True):
+        curves, limit = axes.lines[:-1], axes.lines[-1]
+        assert list(limit.get_ydata()) == [1, 1]
+        for curve, line in zip(curves, panel.lines, strict=True):
+            assert (list(curve.get_xdata()), list(curve.get_ydata())) == (line.x, list(line.y))
+            assert curve.get_label() == line.name
+    assert [t.get_text() for t in figure.legends[0].get_texts()] == [
+        *("device class 0", "device class 1")
+    ]
+
+
 def test_classes_have_a_line_each():
-    for figure in (usage_figure([two_classes()]), duals_figure([two_classes()])):
-        axes = next(a for a in figure.axes if "energy" in a.get_title(loc="left"))
-        labels = axes.get_legend_handles_labels()[1]
-        assert labels == ["device class 0", "device class 1"]
+    for chart in (usage_chart([two_classes()]), duals_chart([two_classes()])):
+        panel = next(p for p in chart.panels if "energy" in p.title)
+        assert [line.name for line in panel.lines] == ["device class 0", "device class 1"]
 
 
 def test_knobs_are_drawn_with_codecs_by_their_bits():
@@ -115,11 +139,35 @@ def test_knobs_are_drawn_with_codecs_by_their_bits():
         record(i, {0: 1.0}, knobs={"*": {**BASE, "codec": codec}})
         for i, codec in enumerate(("raw32", "eden1.6", "int8", "eden2"), 1)
     ]
-    figure = knobs_figure([made("run", courses)])
-    last = [a for a in figure.axes if a.get_visible()][-1]
-    assert [t.get_text() for t in last.get_yticklabels()] == ["eden1.6", "eden2", "int8", "raw32"]
-    (line,) = last.lines
-    assert list(line.get_ydata()) == [3, 0, 2, 1]
+    chart = knobs_chart([made("run", courses)])
+    panel = chart.panels[-1]
+    assert panel.categories == ["eden1.6", "eden2", "int8", "raw32"]
+    (line,) = panel.lines
+    assert (line.x, line.y, line.steps) == ([1, 2, 3, 4], (3, 0, 2, 1), True)
+    last = [a for a in drawn(chart).axes if a.get_visible()][-1]
+    assert [t.get_text() for t in last.get_yticklabels()] == panel.categories
+
+
+def test_a_knob_is_the_middle_clients_and_examples_are_a_product():
+    own = {str(c): {**BASE, "steps": steps} for c, steps in enumerate((2, 10, 6))}
+    chart = knobs_chart([made("run", [record(1, {0: 1.0, 1: 1.0, 2: 1.0}, knobs=own)])])
+    steps, examples = chart.panels[1].lines[0], chart.panels[4].lines[0]
+    assert (steps.y, steps.low, steps.high) == ((6,), (2,), (10,))
+    assert (examples.y, examples.low, examples.high) == ((24,), (8,), (40,))
+
+
+def test_the_strip_shows_which_share_of_clients_trained_each_layer_group():
+    both = {"0": {**BASE, "layers": 3}, "1": {**BASE, "layers": 1}}
+    records = [record(1, {0: 1.0, 1: 1.0}, knobs=both), record(2, {0: 1.0})]
+    named = made("named", records, facts={"layers": ["in", "low", "mid", "out"]})
+    bare = made("bare", records)
+    first, second = layers_chart([named, bare]).panels
+    assert (first.strip.rows, first.strip.x) == (["in", "low", "mid", "out"], [1, 2])
+    assert first.strip.shares == [[0, 0], [0.5, 1], [0.5, 1], [1, 1]]
+    assert second.strip.rows == ["3 from the top", "2 from the top", "top"]
+    assert second.strip.shares == [[0.5, 1], [0.5, 1], [1, 1]]
+    shown = [a for a in drawn(layers_chart([named])).axes if a.get_visible()]
+    assert [t.get_text() for t in shown[0].get_yticklabels()] == ["in", "low", "mid", "out"]
 
 
 def test_old_runs_without_duals_knobs_or_usage_still_make_a_report(tmp_path):
@@ -129,24 +177,198 @@ def test_old_runs_without_duals_knobs_or_usage_still_make_a_report(tmp_path):
         line["usage"] = {}
     run = made("old", [{**line, "knobs": {}} for line in old])
     bare = Loaded(run.path, run.summary, old, "")
-    assert [p.name for p in pictures([bare])] == ["loss"]
+    assert [chart.name for chart in charts([bare])] == ["loss", "cost", "traffic"]
     assert energy(bare) is None
-    assert "<svg" in page([bare])
-    assert write_report([bare], tmp_path / "r.pdf") == [tmp_path / "r.pdf"]
+    files = write_report([bare], tmp_path / "r.pdf")
+    assert [f.name for f in files] == ["r.pdf", "r-cost.pdf", "r-traffic.pdf"]
 
 
-def test_every_figure_is_on_the_page_and_in_a_file_of_its_own(tmp_path):
+ALL = ["loss", "cost", "usage", "duals", "knobs", "layers", "traffic"]
+
+
+def test_every_figure_is_in_a_file_of_its_own_and_a_folder_has_all(tmp_path):
     run = two_classes()
-    names = [p.name for p in pictures([run])]
-    assert names == ["loss", "usage", "duals", "knobs"]
-    assert page([run]).count("<figure>") == 4
-    assert "device classes" in page([run])
+    assert [chart.name for chart in charts([run])] == ALL
     for suffix in ("png", "svg"):
         files = write_report([run], tmp_path / f"r.{suffix}")
         assert [f.name for f in files] == [
-            *(f"r.{suffix}", f"r-usage.{suffix}", f"r-duals.{suffix}", f"r-knobs.{suffix}")
+            *(f"r.{suffix}", *(f"r-{name}.{suffix}" for name in ALL[1:]))
         ]
         assert all(f.stat().st_size > 1000 for f in files)
+    expected = {"report.html", *(f"{n}.{s}" for n in ALL for s in ("png", "svg", "pdf"))}
+    for out, folder in ((tmp_path / "new", True), (tmp_path / "there", False)):
+        (tmp_path / "there").mkdir(exist_ok=True)
+        assert {f.name for f in write_report([run], out, folder=folder)} == expected
+        assert {f.name for f in out.iterdir()} == expected
+    with pytest.raises(UserError, match="a folder's name ends in /"):
+        write_report([run], tmp_path / "nowhere")
+
+
+def test_pictures_carry_their_caption_and_the_command_that_made_the_data(tmp_path):
+    run = made("a", [record(1, {0: 1.0})], facts={"command": "fedbudget run a --out runs/a"})
+    assert all(chart.commands == ["fedbudget run a --out runs/a"] for chart in charts([run, run]))
+    write_report([run], tmp_path / "r.svg")
+    text = (tmp_path / "r.svg").read_text()
+    assert "Made by: fedbudget run a --out runs/a" in text
+    assert "Validation loss after each round" in text
+    assert charts([made("b", [record(1, {0: 1.0})])])[0].commands == []
+
+
+def test_seeds_are_a_mean_with_a_band_over_the_rounds_that_all_have():
+    runs = [
+        made("a", [record(1, {0: 1.0}, 4.0), record(2, {0: 1.0}, 2.0)], seed=0),
+        made("a", [record(1, {0: 1.0}, 6.0), record(2, {0: 1.0}, 3.0)], seed=1),
+        made("b", [record(1, {0: 1.0}, 5.0)]),
+        made("a", [], seed=2),
+    ]
+    (panel,) = loss_chart(runs).panels
+    a, b = panel.lines
+    assert (a.name, a.x, a.y, a.low, a.high) == (
+        *("a (3 seeds): 2.50", [1, 2], (5.0, 2.5), (4.0, 2.0), (6.0, 3.0)),
+    )
+    assert (b.name, b.place, b.banded) == ("b: 5.00", 1, False)
+    early = [*runs[:2], made("a", [record(1, {0: 1.0}, 8.0)], seed=2)]
+    assert loss_chart(early).panels[0].lines[0].x == [1]
+
+
+def test_loss_is_held_against_what_was_spent_by_then_over_all_clients():
+    seeds = [
+        made(
+            "a",
+            [
+                record(1, {0: 1e3, 1: 2e3}, 4.0, up_bytes=4_000_000, wall_s=60.0),
+                record(2, {0: 1e3}, None, up_bytes=4_000_000, wall_s=60.0),
+                record(3, {0: scale * 1e3}, 2.0, up_bytes=4_000_000, wall_s=120.0),
+            ],
+            seed=scale,
+        )
+        for scale in (1, 3)
+    ]
+    energy, uplink, time = cost_chart(seeds).panels
+    assert [p.x for p in (energy, uplink, time)] == [
+        "counted energy of all clients (kJ)",
+        "uplink of all clients (MB)",
+        "time of the run (min)",
+    ]
+    assert energy.lines[0].x == [3.0, 6.0]  # 5 and 7 kJ after round 3; round 2 was not evaluated
+    assert uplink.lines[0].x == [4.0, 12.0]
+    assert time.lines[0].x == [1.0, 4.0]
+    assert energy.lines[0].y == (4.0, 2.0)
+
+
+def test_bytes_and_failures_by_round():
+    runs = [
+        made(
+            "a",
+            [
+                record(1, {0: 1.0}, up_bytes=2000, down_bytes=50_000),
+                record(2, {0: 1.0}, up_bytes=3000, dropped={"1": "took 5.1 s", "2": "took 7 s"}),
+                record(3, {0: 1.0}, up_bytes=4000, dropped={"1": "took 9 s"}, late=2, skipped=[3]),
+            ],
+        )
+    ]
+    up, down = traffic_chart(runs).panels
+    assert (up.y, up.lines[0].y) == ("uplink of a round (kB)", [2.0, 3.0, 4.0])
+    assert (down.log, down.lines[0].y) == (True, [50.0, 0.1, 0.1])
+    chart = failures_chart(runs)
+    assert [(p.title, p.lines[0].y) for p in chart.panels] == [
+        ("Replies not used", (0, 2, 1)),
+        ("Replies that came too late", (0, 0, 2)),
+        ("Updates kept back", (0, 0, 1)),
+    ]
+    assert failures_sheet(runs).rows == [
+        ["a", "replies not used", "took N s", "3", "2-3"],
+        ["a", "replies that came too late", "", "2", "3"],
+        ["a", "updates kept back", "", "1", "3"],
+    ]
+    assert failures_sheet([two_classes()]) is None
+    assert ranges([5, 1, 2, 9, 8, 8]) == "1-2, 5, 8-9"
+
+
+def test_constrained_runs_show_objective_and_distances():
+    def seen(round, away):
+        found = {"loss": 1.0, "objective": 2.0, "infeasibility": away, "worst_infeasibility": 1.0}
+        return record(round, {0: 1.0}, validation=found)
+
+    run = made("pc", [seen(1, 0.5), seen(2, 0.0)])
+    personal = {"projected_sparsity": 0.25}
+    run = Loaded(run.path, {**run.summary, "personal": personal}, run.records, "")
+    chart = constrained_chart([run])
+    assert [p.lines[0].y for p in chart.panels] == [(2.0, 2.0), (0.5, 0.0), (1.0, 1.0)]
+    sheet = constrained_sheet([run])
+    assert sheet.columns[2:] == (
+        "objective",
+        "mean distance",
+        "worst distance",
+        "projected sparsity",
+    )
+    assert sheet.rows == [["pc", "1", "2", "0.25", "1", "0.25"]]
+    assert constrained_chart([two_classes()]) is None
+    assert constrained_sheet([two_classes()]) is None
+
+
+CONFIG = 'name = "x"\nseed = {}\nrounds = 5\n[train]\nlr = {}\n'
+
+
+def test_only_settings_that_differ_are_listed():
+    runs = [
+        made("a", [], config=CONFIG.format(0, 0.1)),
+        made("a", [], seed=1, config=CONFIG.format(1, 0.1)),
+        made("b", [], config=CONFIG.format(0, 0.2) + 'new = "x"\n[budget]\nenergy = "1 J"\n'),
+        made("c", []),
+    ]
+    sheet = differences(runs)
+    assert sheet.columns == ("key", "a", "b")
+    assert sheet.rows == [["train.lr", "0.1", "0.2"], ["budget.energy", "–", "1 J"]]
+    assert "No configuration: c/seed-0" in sheet.caption
+    assert differences(runs[:2]) is None
+
+
+def test_runs_of_one_name_with_other_settings_are_no_seeds():
+    a, b = (made("x", [], seed=s, config=CONFIG.format(s, 0.1)) for s in (0, 1))
+    other = Loaded(Path("y/seed-0"), a.summary, [], CONFIG.format(0, 0.2))
+    assert [run.name for run in told_apart([a, b])] == ["x", "x"]
+    assert [run.name for run in told_apart([a, b, other])] == ["x (x)", "x (x)", "x (y)"]
+    assert told_apart(told_apart([a, b, other])) == told_apart([a, b, other])
+
+
+def plain(name, losses, used=1.0, budget=None, seed=0, rounds=0):
+    records = [record(i, {0: used}, loss) for i, loss in enumerate(losses, 1)]
+    return made(name, records, [budget] if budget else (), seed, rounds=rounds)
+
+
+def test_the_verdict_names_budgets_accounting_and_the_loss_over_the_free_run():
+    runs = [
+        plain("fedavg", [2.0, 2.0]),
+        plain("planner", [2.02, 2.02], budget={"energy": 1.0, "communication": 10.0}),
+        plain("loose", [1.9, 1.9], used=3.0, budget={"energy": 2.0, "communication": 40.0}),
+    ]
+    assert verdict(runs) == [
+        "fedavg (no budgets) ends at a validation loss of 2.000.",
+        "planner kept all 2 budgets (counted) in 2 of 2 rounds, at +1.0% loss over fedavg.",
+        "loose broke budgets (counted) in 2 of 2 rounds: energy in 2 (worst 1.5×); it kept "
+        "communication; -5.0% loss over fedavg.",
+    ]
+
+
+def test_the_verdict_says_what_is_unfinished_and_compares_what_both_have():
+    runs = [
+        plain("fedavg", [4.0, 3.0, 2.0], seed=0),
+        plain("fedavg", [4.0, 3.0, 2.0], seed=1),
+        plain("late", [4.4], seed=1, rounds=3, budget={"energy": 1.0}),
+    ]
+    assert verdict(runs) == [
+        "fedavg (no budgets) ends at a validation loss of 3.000 ± 0.000 over 2 seeds.",
+        "late kept its energy budget (counted) in 1 of 1 rounds, at +10.0% loss over fedavg "
+        "(seed 1 of both) by round 1, the last that both have.",
+        "late has done 1 of 3 rounds.",
+    ]
+    assert verdict([plain("a", [])]) == ["No run has been evaluated yet."]
+    twice = verdict([plain("a", [1.0]), plain("a", [1.0])])
+    assert "a: seed 0 is there more than once." in twice
+    assert (
+        "different numbers of rounds (1, 2)" in verdict([plain("a", [1]), plain("b", [1, 1])])[-1]
+    )
 
 
 def course(name, losses, joules, seed):

@@ -1,9 +1,9 @@
-"""A table that can be written for a terminal, as Markdown and as HTML."""
+"""A table that can be written for a terminal, as Markdown and as JSON for the page."""
 
-import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
+from typing import Any
 
 from rich import box
 from rich.markup import escape
@@ -49,17 +49,13 @@ class Sheet:
         lines += [_row(row) for row in self.rows]
         return "\n".join(lines) + (f"\n\n{self.caption}\n" if self.caption else "\n")
 
-    def html(self) -> str:
-        head = "".join(f"<th>{html.escape(c)}</th>" for c in self.columns)
-        body = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
-            for row in self.rows
-        )
-        title = f"<h2>{html.escape(self.title)}</h2>\n" if self.title else ""
-        return (
-            f"{title}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>\n"
-            f'<p class="note">{html.escape(self.caption)}</p>'
-        )
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "title": self.title,
+            "columns": list(self.columns),
+            "rows": [list(row) for row in self.rows],
+            "caption": self.caption,
+        }
 
 
 def _row(cells: Sequence[str]) -> str:

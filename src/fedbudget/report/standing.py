@@ -5,7 +5,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from fedbudget.report.load import Loaded
-from fedbudget.runs import LAST
+from fedbudget.summary import LAST
 from fedbudget.units import show
 
 OVER = 1 + 1e-9

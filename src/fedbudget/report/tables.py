@@ -36,6 +36,8 @@ def columns(runs: Sequence[Loaded]) -> list[str]:
 def caption(runs: Sequence[Loaded]) -> str:
     """What the columns mean."""
     text = "loss, accuracy: on the validation set, mean of the last 5 evaluations; ± over seeds."
+    if any(run.summary["rounds_done"] < run.summary["rounds"] for run in runs):
+        text += " A run that has not ended counts with the rounds it has."
     if names := [SHORT.get(r, r) for r in budgeted(runs)]:
         text += (
             f" {', '.join(names)}: usage of the worst client and round over its budget, and in "
@@ -85,7 +87,7 @@ def energy(run: Loaded) -> float | None:
     counted = [record.get("usage", {}).get("counted", {}) for record in run.records]
     if not any(counted):
         return None
-    return sum(float(use["energy"]) for clients in counted for use in clients.values())
+    return sum(float(use.get("energy", 0.0)) for clients in counted for use in clients.values())
 
 
 def budgeted(runs: Sequence[Loaded]) -> list[str]:

@@ -27,7 +27,7 @@ def cost_of(run: Loaded, rounds: int) -> dict[str, float]:
     for record in run.records[:rounds]:
         counted = record.get("usage", {}).get("counted", {})
         spent["rounds"] += 1
-        spent["energy"] += sum(use["energy"] for use in counted.values())
+        spent["energy"] += sum(use.get("energy", 0.0) for use in counted.values())
         spent["uplink"] += record["up_bytes"]
         spent["time"] += record["wall_s"]
     return spent

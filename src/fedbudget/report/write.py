@@ -3,46 +3,83 @@
 import io
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from fedbudget.errors import UserError
-from fedbudget.report.load import Loaded
+from fedbudget.files import write
+from fedbudget.report.load import Loaded, told_apart
 from fedbudget.report.sheets import Sheet
-from fedbudget.runs import write
 
-FORMATS = (".html", ".md", ".png", ".svg", ".pdf")
+PICTURES = (".png", ".svg", ".pdf")
+FORMATS = (".html", ".md", *PICTURES)
 
 
-def write_report(runs: Sequence[Loaded], path: Path, more: Sequence[Sheet] = ()) -> list[Path]:
-    """The files it wrote: one page, or the loss as named and each other figure beside it.
+def write_report(
+    runs: Sequence[Loaded], path: Path, more: Sequence[Sheet] = (), folder: bool = False
+) -> list[Path]:
+    """The files it wrote: one page; the loss as named and each other figure beside it; or, into a
+    folder, the page and every figure in each format.
 
     `more` are tables of a protocol, for a page.
     """
-    match path.suffix:
-        case ".html":
-            from fedbudget.report.html import page
-
-            bodies = {path: page(runs, more).encode()}
-        case ".md":
-            from fedbudget.report.tables import markdown
-
-            text = "\n".join([markdown(runs), *(sheet.markdown() for sheet in more)])
-            bodies = {path: text.encode()}
-        case ".png" | ".svg" | ".pdf":
-            from fedbudget.report.figures import pictures
-
-            bodies = {}
-            for picture in pictures(runs):
-                buffer = io.BytesIO()
-                picture.figure.savefig(buffer, format=path.suffix[1:], dpi=160)
-                own = path if picture.name == "loss" else _beside(path, picture.name)
-                bodies[own] = buffer.getvalue()
-        case other:
-            raise UserError(f"--out {path}: {other!r} is not one of {', '.join(FORMATS)}")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if folder or path.is_dir():
+        bodies = {path / "report.html": _page(runs, more)}
+        for (name, suffix), body in _pictures(runs, PICTURES).items():
+            bodies[path / f"{name}{suffix}"] = body
+    elif path.suffix == ".html":
+        bodies = {path: _page(runs, more)}
+    elif path.suffix == ".md":
+        bodies = {path: _markdown(runs, more)}
+    elif path.suffix in PICTURES:
+        bodies = {
+            path if name == "loss" else path.with_stem(f"{path.stem}-{name}"): body
+            for (name, _), body in _pictures(runs, [path.suffix]).items()
+        }
+    else:
+        raise UserError(
+            f"--out {path}: {path.suffix!r} is not one of {', '.join(FORMATS)}; "
+            "a folder's name ends in /"
+        )
     for own, body in bodies.items():
+        own.parent.mkdir(parents=True, exist_ok=True)
         write(own, body)
     return list(bodies)
 
 
-def _beside(path: Path, name: str) -> Path:
-    return path.with_stem(f"{path.stem}-{name}")
+def _page(runs: Sequence[Loaded], more: Sequence[Sheet]) -> bytes:
+    from fedbudget.report.page import page
+
+    return page(runs, more).encode()
+
+
+def _markdown(runs: Sequence[Loaded], more: Sequence[Sheet]) -> bytes:
+    """All tables, and what is wrong with the data."""
+    from fedbudget.report.constrained import constrained_sheet
+    from fedbudget.report.differences import differences
+    from fedbudget.report.tables import markdown
+    from fedbudget.report.traffic import failures_sheet
+
+    runs = told_apart(runs)
+    rest = (*more, constrained_sheet(runs), failures_sheet(runs), differences(runs))
+    notes = [f"- {run.path}: {note}\n" for run in runs for note in run.notes]
+    tables = [markdown(runs), *(sheet.markdown() for sheet in rest if sheet)]
+    return "\n".join([*tables, *(["".join(notes)] if notes else [])]).encode()
+
+
+def _pictures(runs: Sequence[Loaded], suffixes: Sequence[str]) -> dict[tuple[str, str], bytes]:
+    """(chart, format) -> the file. What it shows and what made the data is in it as well."""
+    from fedbudget.report.charts import charts
+    from fedbudget.report.figures import drawn, style
+
+    found = {}
+    for chart in charts(told_apart(runs)):
+        text = " ".join([chart.caption, *(f"Made by: {c}" for c in chart.commands)])
+        figure = drawn(chart)
+        for suffix in suffixes:
+            about = "Subject" if suffix == ".pdf" else "Description"
+            metadata: dict[str, Any] = {"Title": chart.title, about: text}
+            buffer = io.BytesIO()
+            with style():  # letters stay letters in an SVG
+                figure.savefig(buffer, format=suffix[1:], dpi=160, metadata=metadata)
+            found[chart.name, suffix] = buffer.getvalue()
+    return found

@@ -1,0 +1,42 @@
+"""A report as the command line has it: tables on the terminal, and all of it as files."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedbudget.report.load import find_runs, told_apart
+from fedbudget.report.robustness import robustness_sheet
+from fedbudget.report.tables import comparison, device_classes
+from fedbudget.report.target import default_target, target_sheet
+from fedbudget.report.write import write_report
+from fedbudget.terminal import console, say
+
+
+def show(
+    folders: Sequence[Path],
+    out: Path | None,
+    target: float | None = None,
+    protocol: str = "quality",
+    folder: bool = False,
+) -> None:
+    """`folder`: `out` is one, for the page and every figure in each format."""
+    runs = told_apart(find_runs(folders))
+    more = []
+    if protocol == "target" or target is not None:
+        loss, at = default_target(runs) if target is None else (target, None)
+        more.append(target_sheet(runs, loss, at))
+    if protocol == "robustness":
+        more.append(robustness_sheet(runs))
+    own = device_classes(runs)
+    shown = [comparison(runs), *more]
+    if own and protocol != "robustness":  # there the table says it already
+        shown.append(own)
+    for sheet in shown:
+        console().print(sheet.terminal())
+    for run in runs:
+        for note in run.notes:
+            say(f"{run.path}: {note}")
+    if out is not None:
+        files = write_report(runs, out, more, folder)
+        if protocol != "quality":
+            files += write_report(runs, out.with_name(f"{protocol}.md"), more)
+        say(f"wrote {', '.join(map(str, files))}")

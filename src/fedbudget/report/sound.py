@@ -1,0 +1,130 @@
+"""Whether what was read from a folder is what a run writes. Files may be cut off or changed."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+NUMBERS = ("up_bytes", "down_bytes", "train_s", "evaluate_s", "wall_s")
+TABLES = ("knobs", "duals", "usage", "dropped", "flagged")
+MOST = 1e300
+COUNT = 1_000_000
+DEEPEST = 1000
+KNOBS = ("layers", "steps", "batch", "accumulate")
+
+
+def number(value: Any) -> bool:
+    """Finite, and so small that sums of it are too."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MOST
+
+
+def count(value: Any) -> bool:
+    """Of things that are looked at one by one."""
+    return isinstance(value, int) and 0 <= value <= COUNT
+
+
+def sound_record(record: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The record with what older runs did not write; None where it cannot be one."""
+    whole: dict[str, Any] = {
+        **dict.fromkeys(NUMBERS, 0),
+        **{key: {} for key in TABLES},
+        "cohort": [],
+        "validation": None,
+        "skipped": [],
+        "late": 0,
+        **record,
+    }
+    good = (
+        number(whole["round"])
+        and whole["round"] >= 1
+        and all(number(whole[key]) for key in NUMBERS)
+        and all(isinstance(whole[key], dict) for key in TABLES)
+        and isinstance(whole["cohort"], list)
+        and all(isinstance(client, int) for client in whole["cohort"])
+        and isinstance(whole["skipped"], list)
+        and count(whole["late"])
+        and _scores(whole["validation"])
+        and all(_knobs(own) for own in whole["knobs"].values())
+        and all(_amounts(own) for own in whole["duals"].values())
+        and all(_usage(clients) for clients in whole["usage"].values())
+        and all(isinstance(why, str) for key in TABLES[3:] for why in whole[key].values())
+    )
+    return whole if good else None
+
+
+def alike(records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Without records whose usage lacks a resource that the first one has."""
+    known: dict[str, set[str]] = {}
+    for record in records:
+        uses = {a: set(next(iter(x.values()))) for a, x in record["usage"].items() if x}
+        if all(known.get(accounting, set()) <= own for accounting, own in uses.items()):
+            known = {**uses, **known}
+            yield record
+
+
+def _scores(value: Any) -> bool:
+    if value is None:
+        return True
+    return isinstance(value, dict) and all(v is None or number(v) for v in value.values())
+
+
+def _knobs(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and all(number(value.get(key)) for key in KNOBS)
+        and 0 <= value["layers"] <= DEEPEST  # each gets a row
+        and isinstance(value.get("codec"), str)
+    )
+
+
+def _amounts(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(number, value.values()))
+
+
+def _usage(clients: Any) -> bool:
+    """Every client reports the same resources."""
+    return (
+        isinstance(clients, dict)
+        and all(client.isdigit() and _amounts(use) for client, use in clients.items())
+        and len({frozenset(use) for use in clients.values()}) <= 1
+    )
+
+
+def sound_summary(summary: Mapping[str, Any]) -> bool:
+    """Whether it has what reports read, in the form that `summarise` gives it."""
+    validation, usage = summary.get("validation"), summary.get("usage")
+    wire, time = summary.get("wire"), summary.get("time")
+    return (
+        isinstance(summary.get("name"), str)
+        and all(isinstance(summary.get(key), int) for key in ("seed", "rounds", "rounds_done"))
+        and isinstance(validation, dict)
+        and all(map(number, validation.values()))
+        and isinstance(usage, dict)
+        and all(isinstance(uses, dict) for uses in usage.values())
+        and all(_use(use) for uses in usage.values() for use in uses.values())
+        and isinstance(wire, dict)
+        and all(number(wire.get(key)) for key in ("up_bytes", "down_bytes"))
+        and isinstance(time, dict)
+        and number(time.get("wall_s"))
+        and count(summary.get("clients", 0))
+        and all(isinstance(summary.get(key, {}), dict) for key in ("infeasibility", "personal"))
+        and ("privacy" not in summary or _private(summary["privacy"]))
+    )
+
+
+def _private(value: Any) -> bool:
+    if not isinstance(value, dict) or "epsilon" not in value:
+        return False
+    return value["epsilon"] is None or number(value["epsilon"])
+
+
+def _use(use: Any) -> bool:
+    if not isinstance(use, dict):
+        return False
+    if "budget" not in use:
+        return True
+    given = use["budget"]
+    limits = given if isinstance(given, list) else [given]
+    return (
+        bool(limits)
+        and all(number(limit) and limit > 0 for limit in limits)
+        and all(number(use.get(key)) for key in ("ratio", "worst_ratio", "rounds_over"))
+    )
