@@ -1,0 +1,82 @@
+"""Serves the dashboard until Ctrl-C."""
+
+import asyncio
+import errno
+import socket
+import webbrowser
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from fedbudget.dashboard.app import build
+from fedbudget.dashboard.gate import Gate, loopback, new_token
+from fedbudget.dashboard.watch import Watch
+from fedbudget.errors import UserError
+from fedbudget.terminal import say
+
+
+class Server(uvicorn.Server):
+    """Ends the event streams when it is asked to end; they would keep it waiting."""
+
+    def __init__(self, gate: Gate, watch: Watch) -> None:
+        # no access log: an address may hold the token
+        super().__init__(uvicorn.Config(gate, log_level="error", access_log=False, ws="none"))
+        self.watch = watch
+        self.loop: asyncio.AbstractEventLoop | None = None
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        self.loop = asyncio.get_running_loop()
+        await super().serve(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        if self.loop is not None:
+            asyncio.run_coroutine_threadsafe(self.watch.close(), self.loop)
+
+
+def serve(root: Path, host: str, port: int, open_browser: bool, control: bool, token: bool) -> None:
+    """`control` and `token` matter where they are not settled: on loopback runs can be controlled
+    and no token is asked for; elsewhere it is, and they can be controlled only when told."""
+    if not root.is_dir():
+        raise UserError(
+            f"{root}: no such folder; a run makes it: fedbudget run fedavg --out {root}/a"
+        )
+    near = loopback(host)
+    listening = listen(host, port)
+    number = listening.getsockname()[1]
+    secret = new_token()
+    ask = token or not near
+    app = build(root.resolve(), str(root), control or near)
+    gate = Gate(app, secret, f"fedbudget_{number}", host, ask)
+    shown = host if host not in ("0.0.0.0", "::", "") else socket.gethostname()
+    url = f"http://{f'[{shown}]' if ':' in shown else shown}:{number}/"
+    address = f"{url}?token={secret}" if ask else url
+    say(f"fedbudget dashboard of {root}: {address} (Ctrl-C ends it)")
+    if not near:
+        say("anyone with this address can see the runs; it is sent without encryption")
+    if open_browser:
+        webbrowser.open(address)
+    try:
+        asyncio.run(Server(gate, app.state.watch).serve([listening]))
+    except KeyboardInterrupt:
+        pass  # as it is meant to end
+    finally:
+        listening.close()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket at that address; port 0 is any free one."""
+    try:
+        kind, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(where[:2], family=kind)
+    except socket.gaierror:
+        raise UserError(f"--host {host}: no such address") from None
+    except OverflowError:
+        raise UserError(f"--port {port}: a port is between 0 and 65535") from None
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise UserError(
+                f"port {port} is taken; choose another with --port, or --port 0 for any free one"
+            ) from None
+        raise UserError(f"{host}:{port}: cannot listen there: {error.strerror}") from None
