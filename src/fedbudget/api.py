@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,6 +17,7 @@ from fedbudget import rounds as loop
 from fedbudget.aggregation import Screening
 from fedbudget.algorithms.algorithm import Algorithm
 from fedbudget.algorithms.fedavg import fedavg
+from fedbudget.callbacks import Callback, closing, guarded
 from fedbudget.client import Recipe
 from fedbudget.codecs import named
 from fedbudget.constraints import ConstraintSet
@@ -29,7 +31,8 @@ from fedbudget.errors import UserError
 from fedbudget.files import write
 from fedbudget.models.flat import FlatModel
 from fedbudget.plan import Plan
-from fedbudget.progress import Live
+from fedbudget.progress import Live, watched
+from fedbudget.records import plain
 from fedbudget.report.load import Loaded
 from fedbudget.report.tables import terminal
 from fedbudget.report.write import write_report
@@ -39,6 +42,12 @@ from fedbudget.resources.costs import Costs, costs
 from fedbudget.summary import summarise
 from fedbudget.task import classify, custom
 from fedbudget.types import Knobs, RoundRecord
+
+
+def _facts(plan: Plan, engine: str) -> dict[str, Any]:
+    """What a summary says of a run besides its records."""
+    clients = len(plan.clients)
+    return {"name": plan.name, "seed": plan.seed, "clients": clients, "engine": engine}
 
 
 @dataclass(frozen=True)
@@ -61,13 +70,9 @@ class Run:
         """The same figures as a run folder's summary.json."""
         plan = self.plan
         hidden = plan.recipe.privacy.on  # the agents' own figures have no noise on them
-        about = {
-            "name": plan.name,
-            "seed": plan.seed,
-            "clients": len(plan.clients),
-            "engine": self.engine,
-            **({"personal": dict(self.figures)} if self.figures and not hidden else {}),
-        }
+        about = _facts(plan, self.engine)
+        if self.figures and not hidden:
+            about["personal"] = dict(self.figures)
         records = [r.to_json() for r in self.records]
         about |= epsilon.facts(plan, records)
         return summarise(records, about, plan.rounds, plan.budgets)
@@ -164,6 +169,7 @@ def train(
     workers: int = 1,
     name: str = "run",
     on_round: Callable[[RoundRecord], None] | None = None,
+    callbacks: Sequence[Callback] = (),
     quiet: bool = False,
 ) -> Run:
     """Train a model across clients.
@@ -188,6 +194,9 @@ def train(
     device: the profile that turns counted work into joules and degrees.
     workers: processes; with more than one, model, data and loss must be picklable and the script
         needs `if __name__ == "__main__":`.
+    on_round: hears of each round; what it raises ends the run.
+    callbacks: hear of start, rounds and end, such as `fedbudget.tracking.tensorboard.tensorboard`
+        or a `fedbudget.callbacks.Callback` of your own; one that fails is warned of and left out.
     """
     parts = [as_examples(c) for c in clients]
     if not parts:
@@ -270,7 +279,27 @@ def train(
         constraints=constraints,
         final_projection=final_projection,
     )
-    return _run(plan, min(workers, size), [on_round] if on_round else [], quiet)
+    config = {
+        "rounds": rounds,
+        "cohort": size,
+        "steps": steps,
+        "batch": batch,
+        "lr": lr,
+        "optimizer": local.optimizer,
+        "layers": base.layers,
+        "codec": base.codec,
+        "weighting": weighting,
+        "seed": seed,
+        "device": device,
+        "budget": dict(budget or {}),
+    }
+    if odd := [i for i, c in enumerate(callbacks) if not isinstance(c, Callback)]:
+        raise UserError(
+            f"callbacks[{odd[0]}] is a {type(callbacks[odd[0]]).__name__}; it must be a Callback, "
+            "such as fedbudget.callbacks.Callback(round=print)"
+        )
+    listeners = [on_round] if on_round else []
+    return _run(plan, min(workers, size), listeners, callbacks, config, quiet)
 
 
 def _check_numbers(**numbers: int) -> None:
@@ -309,8 +338,17 @@ def _check_choices(optimizer: str, weighting: str) -> None:
         raise UserError(f"weighting = {weighting!r}: it must be 'uniform' or 'examples'")
 
 
+def _warn(text: str) -> None:
+    warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
 def _run(
-    plan: Plan, workers: int, listeners: Iterable[Callable[[RoundRecord], None]], quiet: bool
+    plan: Plan,
+    workers: int,
+    listeners: Iterable[Callable[[RoundRecord], None]],
+    callbacks: Sequence[Callback],
+    config: Mapping[str, Any],
+    quiet: bool,
 ) -> Run:
     model = plan.build_model()
     records: list[RoundRecord] = []
@@ -318,21 +356,31 @@ def _run(
     own: tuple[Tensor, ...] = ()
     figures: Mapping[str, float] = {}
     first = state = loop.first_state(plan)
-    with (
-        choose(plan, workers) as engine,
-        Live(console, plan.name, plan.rounds, plan.cohort) as live,
-    ):
+    safe = [guarded(c, f"callbacks[{i}]", _warn) for i, c in enumerate(callbacks)]
+    live = Live(
+        *(console, plan.name, plan.rounds, plan.budgets), validates=plan.validation is not None
+    )
+    with closing(safe), live, watched(partial(choose, plan, workers), live) as engine:
+        about = _facts(plan, engine.kind) | {"rounds": plan.rounds, "budgets": plan.budgets}
+        for callback in safe:
+            callback.start(plain({**about, "layers": model.layout.titles, "done": 0}), config)
         for record, after in loop.run(plan, engine, model.layout, first, live.on_reply):
             records.append(record)
             state = after
             live.on_round(record)
             for listen in listeners:
                 listen(record)
+            told = plain(record.to_json()) if safe else {}
+            for callback in safe:
+                callback.round(told)
         if plan.constraints is not None:
             figures, models = engine.final(plan.algorithm.send(state.server), state.acks)
             own = tuple(vector.clone() for _, vector in models)
-    with seeds.torch_seeded(plan.seed, 0, seeds.SERVER, "init"):
-        module = copy.deepcopy(plan.model())
-    module.load_state_dict(model.state_dict(state.weights))
-    module.eval()
-    return Run(module, tuple(records), plan, engine.kind, own, figures)
+        with seeds.torch_seeded(plan.seed, 0, seeds.SERVER, "init"):
+            module = copy.deepcopy(plan.model())
+        module.load_state_dict(model.state_dict(state.weights))
+        module.eval()
+        run = Run(module, tuple(records), plan, engine.kind, own, figures)
+        for callback in safe:
+            callback.end(plain(run.summary))
+    return run

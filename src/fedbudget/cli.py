@@ -1,5 +1,6 @@
 """The command line. Torch is imported only by commands that need it."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -23,6 +24,18 @@ Set = Annotated[
 Target = Annotated[
     float | None, typer.Option(help="Also what it cost each run to reach this validation loss.")
 ]
+Track = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--track",
+        metavar="NAME",
+        help="tensorboard, mlflow, wandb, or package.module:function; may be repeated.",
+    ),
+]
+Json = Annotated[
+    bool, typer.Option("--json", help="One JSON object a line on stdout: start, rounds, end.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print warnings and errors only.")]
 Overwrite = Annotated[bool, typer.Option(help="Replace a run that is already there.")]
 Seeds = Annotated[int, typer.Option(min=1, help="Seeds 0, 1, ... for each.")]
 
@@ -66,6 +79,9 @@ def run(
         Literal["embedded", "flower"] | None,
         typer.Option(help="The config's, if not given; flower is Flower's simulation."),
     ] = None,
+    track: Track = None,
+    json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train one run, with live progress.
 
@@ -75,31 +91,42 @@ def run(
     Example: `fedbudget run fedavg --set rounds=20 --set train.lr=2e-3 --out runs/a`
     """
     from fedbudget.config import find_config, load
+    from fedbudget.terminal import point_to, shown
     from fedbudget.training import train, train_or_resume
 
     if accept_changes and not resume:
         raise UserError("--accept-changes is for --resume: add it")
     if overwrite and resume:
         raise UserError("--overwrite removes what --resume would go on with; choose one of them")
-    changes = [*(set_ or []), *([f"engine={engine}"] if engine else [])]
+    changes = [*(set_ or []), *([f"engine={engine}"] if engine else []), *_tracked(track)]
     settings = load(find_config(config), changes)
+    show = shown(json, quiet)
     if resume:
-        train_or_resume(settings, out or Path("runs") / settings.name, accept_changes)
+        folder = out or Path("runs") / settings.name
+        train_or_resume(settings, folder, accept_changes, show)
     else:
-        train(settings, out or _free(settings.name), overwrite)
+        folder = out or _free(settings.name)
+        train(settings, folder, overwrite, show=show)
+    point_to(folder, show)
 
 
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(help="The folder of a run that stopped early.")],
+    track: Track = None,
+    json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Go on with a run after its last checkpoint.
 
     Example: `fedbudget resume runs/a`
     """
     from fedbudget import training
+    from fedbudget.terminal import point_to, shown
 
-    training.resume(folder)
+    show = shown(json, quiet)
+    training.resume(folder, track=track, show=show)
+    point_to(folder, show)
 
 
 @app.command()
@@ -122,6 +149,7 @@ def compare(
             "--protocol target, the first config's mean loss at 60% of its rounds."
         ),
     ] = None,
+    track: Track = None,
 ) -> None:
     """Train several configs with several seeds each; print mean and spread.
 
@@ -130,12 +158,13 @@ def compare(
     """
     from fedbudget.config import find_config
     from fedbudget.protocols import plan_runs
+    from fedbudget.report.show import show
     from fedbudget.training import train_all
 
     paths = [find_config(c) for c in configs]
-    every = plan_runs(paths, set_ or [], seeds, out, protocol)
+    every = plan_runs(paths, [*(set_ or []), *_tracked(track)], seeds, out, protocol)
     train_all(every)
-    _show(list(every), out / "report.html", target, protocol)
+    show(list(every), out / "report.html", target, protocol)
 
 
 @app.command()
@@ -151,7 +180,7 @@ def plan(
     from fedbudget.build import build_search
     from fedbudget.choices import table, why
     from fedbudget.config import find_config, load
-    from fedbudget.control.planner import affordable
+    from fedbudget.control.frontier import affordable
     from fedbudget.resources.budget import tell
     from fedbudget.terminal import console, say
     from fedbudget.threads import one_thread
@@ -220,15 +249,74 @@ def reproduce(
 def report(
     folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders of them.")],
     out: Annotated[
-        Path | None, typer.Option(help="Also write FILE.html, .md, .png, .svg or .pdf.")
+        str | None,
+        typer.Option(
+            help="Also write FILE.html, .md, .png, .svg or .pdf; a folder (FOLDER/) gets the page "
+            "and every figure in each format."
+        ),
     ] = None,
     target: Target = None,
 ) -> None:
-    """Compare runs in a table, and write it with a figure.
+    """Compare runs in a table, and write it with figures; runs may be under way or cut off.
+
+    The page is one file that loads nothing from anywhere.
 
     Example: `fedbudget report runs/a runs/b --out report.html --target 1.8`
     """
-    _show(folders, out, target)
+    from fedbudget.report.show import show
+
+    folder = out is not None and out.endswith(("/", os.sep))
+    show(folders, Path(out) if out is not None else None, target, folder=folder)
+
+
+@app.command()
+def dashboard(
+    root: Annotated[Path, typer.Argument(help="A folder with run folders in it.")] = Path("runs"),
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Where to listen; 0 is any free port.")
+    ] = 8642,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; one that others can reach asks for a token.")
+    ] = "127.0.0.1",
+    open_: Annotated[bool, typer.Option("--open/--no-open", help="Open the browser.")] = True,
+    control: Annotated[
+        bool,
+        typer.Option("--control", help="With --host: runs can be stopped and resumed from afar."),
+    ] = False,
+    token: Annotated[
+        bool,
+        typer.Option("--token", help="Ask for a token on this machine too, if others use it."),
+    ] = False,
+) -> None:
+    """A web page of the runs in a folder, live while they train.
+
+    Example: `fedbudget dashboard runs/`
+    """
+    try:
+        from fedbudget.dashboard.server import serve
+    except ImportError as error:
+        raise UserError(
+            f"the dashboard needs a web server ({error}): pip install 'fedbudget[dashboard]'"
+        ) from None
+    serve(root, host, port, open_, control, token)
+
+
+@app.command()
+def bench(
+    repeat: Annotated[int, typer.Option(min=1, help="Repetitions of each measurement.")] = 7,
+) -> None:
+    """How fast this machine is, and how near training, codecs and rounds come to it.
+
+    Half a minute on one core: shares of a matrix product's rate, GB/s, and a round beside a plain
+    loop. Other frameworks beside ours: `make bench` in the repository. Example: `fedbudget bench`
+    """
+    from fedbudget import bench as measured
+    from fedbudget.terminal import console, say
+
+    facts = measured.machine()
+    console().print(measured.table(facts, measured.quantities(repeat)))
+    if facts["load"] is not None and facts["load"] > 1:
+        say("Other work was running: ratios may hold, rates do not.")
 
 
 @app.command()
@@ -261,6 +349,7 @@ def presets(
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs/demo"),
     set_: Set = None,
+    track: Track = None,
 ) -> None:
     """Train a small language model across 16 clients, without budgets and within them.
 
@@ -270,31 +359,15 @@ def demo(
 
     Example: `fedbudget demo --out runs/demo`
     """
-    from fedbudget.config import find_config, load
-    from fedbudget.data.files import UnreachableError, find
-    from fedbudget.data.sources import SHAKESPEARE
-    from fedbudget.terminal import say
-    from fedbudget.training import train
+    from fedbudget import demo as runs
+    from fedbudget.report.show import show
 
-    changes = list(set_ or [])
-    settings = load(find_config("demo"), changes)
-    if settings.data.source == "tinyshakespeare" and not settings.data.path:
-        try:
-            find(SHAKESPEARE)
-        except UnreachableError:
-            say("No network and no Tiny Shakespeare: training on Python's own help texts instead.")
-            changes.append("data.source=topics")
-    runs = {
-        "fedavg": ["control.controller=fixed"],
-        # as published: its budgets are those of the proxies
-        "cafl-l": ["control.controller=cafl-l", "budget.accounting=paper"],
-        # smaller batches than the step size was made for
-        "planner": ["control.controller=planner", "train.lr_rule=square-root"],
-    }
-    for name, own in runs.items():
-        settings = load(find_config("demo"), [*changes, f"name={name}", *own])
-        train(settings, out / name, overwrite=True)
-    _show([out / name for name in runs], out / "report.html")
+    show(runs.demo(out, [*(set_ or []), *_tracked(track)]), out / "report.html")
+
+
+def _tracked(track: list[str] | None) -> list[str]:
+    """As an override of the config; Python and TOML write a list of words alike."""
+    return [f"track={track}"] if track else []
 
 
 def _free(name: str) -> Path:
@@ -304,37 +377,6 @@ def _free(name: str) -> Path:
         i += 1
         path = Path("runs") / f"{name}-{i}"
     return path
-
-
-def _show(
-    folders: list[Path], out: Path | None, target: float | None = None, protocol: str = "quality"
-) -> None:
-    """Tables on the terminal, and all of it as files."""
-    from fedbudget.report.load import find_runs
-    from fedbudget.report.robustness import robustness_sheet
-    from fedbudget.report.tables import comparison, device_classes
-    from fedbudget.report.target import default_target, target_sheet
-    from fedbudget.report.write import write_report
-    from fedbudget.terminal import console, say
-
-    runs = find_runs(folders)
-    more = []
-    if protocol == "target" or target is not None:
-        loss, at = default_target(runs) if target is None else (target, None)
-        more.append(target_sheet(runs, loss, at))
-    if protocol == "robustness":
-        more.append(robustness_sheet(runs))
-    own = device_classes(runs)
-    shown = [comparison(runs), *more]
-    if own and protocol != "robustness":  # there the table says it already
-        shown.append(own)
-    for sheet in shown:
-        console().print(sheet.terminal())
-    if out is not None:
-        files = write_report(runs, out, more)
-        if protocol != "quality":
-            files += write_report(runs, out.with_name(f"{protocol}.md"), more)
-        say(f"wrote {', '.join(map(str, files))}")
 
 
 if __name__ == "__main__":

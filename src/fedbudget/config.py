@@ -54,6 +54,9 @@ class Config(Table):
     )
     workers: int = Field(0, ge=0, description="processes; 1 = in this process, 0 = one a core")
     checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
+    track: list[str] = Field(
+        [], description="tensorboard, mlflow, wandb, or package.module:function: a Callback"
+    )
     data: Data = Data()
     model: Model = Model()
     train: Train = Train()

@@ -1,108 +1,171 @@
-"""What a person sees while a run trains: a live line on a terminal, plain lines elsewhere."""
+"""What a person sees while a run trains: a live view on a terminal, plain lines elsewhere."""
 
 import time
-from typing import Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any, Self, cast
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.live import Live as Display
+from rich.text import Text
+from torch import Tensor
 
-from fedbudget.types import Reply, RoundRecord
+from fedbudget.engines.engine import Engine
+from fedbudget.gauges import Budgets, empty, worst_gauges
+from fedbudget.panel import ASCII, BLOCKS, View, panel, printable, seconds
+from fedbudget.rounds import DROPPED_OUT
+from fedbudget.types import Job, Reply, RoundRecord
 
-BARS = "▁▂▃▄▅▆▇█"
+RECENT = 5
+"""rounds that the time of a round is the mean of"""
+A_SECOND = 4
+"""times the view is drawn anew"""
 
 
 class Live:
-    """Round, clients done, loss and its course, rates, time left."""
+    """Round and clients, loss and its course, knobs, and each budget with its worst client."""
 
     def __init__(
-        self, console: Console, name: str, rounds: int, cohort: int, done: int = 0
+        self,
+        console: Console,
+        name: str,
+        rounds: int,
+        budgets: Budgets,
+        done: int = 0,
+        validates: bool = True,
+        stopping: Callable[[], bool] = bool,
     ) -> None:
         self.console = console
-        self.name, self.rounds, self.cohort = name, rounds, cohort
-        self.first = done
-        self.losses: list[float] = []
-        self.replies = 0
-        self.up_bytes = 0
+        self.budgets = budgets
+        self.validates, self.stopping = validates, stopping
+        self.view = View(name, rounds, done, gauges=tuple(empty(budgets)))
         self.times: list[float] = []
-        self.started = time.perf_counter()
-        self.bar = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[info]}"),
-            TimeElapsedColumn(),
+        self.began = time.perf_counter()
+        self.display = Display(
+            get_renderable=self._panel,
             console=console,
             transient=True,
-            disable=not console.is_terminal,
+            refresh_per_second=A_SECOND,
         )
-        self.task = self.bar.add_task(name, total=rounds, completed=done, info="starting")
 
     def __enter__(self) -> Self:
-        self.bar.start()
+        if self.console.is_interactive and not self.console.quiet:  # it takes over stderr as well
+            self.display.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.bar.stop()
+        self.display.stop()
+
+    def on_jobs(self, jobs: Sequence[Job]) -> None:
+        self.began = time.perf_counter()
+        self.view = replace(
+            self.view,
+            asked=tuple(job.client for job in jobs),
+            knobs=tuple(job.knobs for job in jobs),
+            replied={},
+            evaluating=False,
+        )
 
     def on_reply(self, reply: Reply) -> None:
-        self.replies += 1
-        self._show()
+        came = {**self.view.replied, reply.client: reply.error is None}
+        self.view = replace(self.view, replied=came)
+
+    def on_evaluate(self) -> None:
+        self.view = replace(self.view, evaluating=True)
 
     def on_round(self, record: RoundRecord) -> None:
-        self.replies = 0
-        self.times.append(record.wall_s)
-        self.up_bytes = record.up_bytes
-        if record.validation and "loss" in record.validation:
-            self.losses.append(record.validation["loss"])
-        self.bar.update(self.task, completed=record.round)
-        self._show()
-        if not self.console.is_terminal:
-            self.console.print(self._line(record), markup=False, highlight=False, soft_wrap=True)
-        for client, reason in record.dropped.items():
-            self.console.print(
-                f"round {record.round}: client {client} was not used: {reason}",
-                style="yellow",
-                markup=False,
-                highlight=False,
-            )
+        self.times = [*self.times, record.wall_s][-RECENT:]
+        self.began = time.perf_counter()
+        scores = self._scores(record)
+        first = next(iter(scores.values()), None)
+        self.view = replace(
+            self.view,
+            done=record.round,
+            evaluating=False,
+            dropped=self.view.dropped + len(record.dropped),
+            scores=scores or self.view.scores,
+            losses=self.view.losses if first is None else (*self.view.losses, first),
+            gauges=tuple(worst_gauges(record.usage, self.budgets)) or self.view.gauges,
+        )
+        if not self.console.is_interactive:
+            self._say(self._line(record))
+        for line in failures(record):
+            self._say(line, "yellow")
 
-    def _left(self, round: int) -> str:
-        """Time left, from the mean of the last rounds."""
-        recent = self.times[-5:]
-        if not recent:
-            return "?"
-        seconds = (self.rounds - round) * sum(recent) / len(recent)
-        return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+    def _scores(self, record: RoundRecord) -> Mapping[str, float]:
+        """Validation; the training loss where there is nothing to validate on."""
+        if record.validation or self.validates or record.train_loss is None:
+            return record.validation or {}
+        return {"train loss": record.train_loss}
 
-    def _show(self) -> None:
-        all_in = self.replies == self.cohort
-        parts = ["evaluating" if all_in else f"client {self.replies}/{self.cohort}"]
-        if self.losses:
-            parts = [f"loss {self.losses[-1]:.3f} {sparkline(self.losses)}", *parts]
-        if self.times:
-            parts.append(f"{self.times[-1]:.1f} s and {self.up_bytes / 1e6:.1f} MB up a round")
-            parts.append(f"{self._left(self.first + len(self.times))} left")
-        self.bar.update(self.task, info=" · ".join(parts))
+    def _say(self, line: str, style: str = "") -> None:
+        self.console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+
+    def _left(self) -> float | None:
+        """Seconds, from the mean of the last rounds; a round that is under way counts."""
+        if not self.times:
+            return None
+        whole = (self.view.rounds - self.view.done) * sum(self.times) / len(self.times)
+        return max(0.0, whole - (time.perf_counter() - self.began))
+
+    def _panel(self) -> Text:
+        mean = sum(self.times) / len(self.times) if self.times else None
+        marks = ASCII if self.console.options.ascii_only else BLOCKS
+        view = replace(self.view, round_s=mean, left_s=self._left(), stopping=self.stopping())
+        return panel(view, self.console.width, marks)
 
     def _line(self, record: RoundRecord) -> str:
-        parts = [f"{self.name} round {record.round}/{self.rounds}"]
+        view = self.view
+        parts = [f"{view.name} round {record.round}/{view.rounds}"]
         if record.validation is not None:
             parts += [f"{key} {value:.4f}" for key, value in record.validation.items()]
         parts.append(f"up {record.up_bytes / 1e6:.2f} MB down {record.down_bytes / 1e6:.2f} MB")
+        gauges = worst_gauges(record.usage, self.budgets)
+        if worst := max(gauges, key=lambda gauge: gauge.share, default=None):
+            over = " (over)" if worst.over else ""
+            parts.append(f"{worst.resource} {worst.share:.1%} of its budget{over}")
+        if record.dropped:
+            parts.append(f"{len(record.dropped)} of {len(record.cohort)} dropped")
         parts.append(f"{record.wall_s:.1f} s")
-        parts.append(f"{self._left(record.round)} left")
+        if (left := self._left()) and record.round < view.rounds:
+            parts.append(f"{seconds(left)} left")
         return "  ".join(parts)
 
 
-def sparkline(values: list[float], width: int = 16) -> str:
-    """The course of some numbers in one line of text.
+def failures(record: RoundRecord) -> list[str]:
+    """A line for each reason why replies were not used, but for dropouts that the config asks for."""
+    clients: dict[str, list[str]] = {}
+    for client, reason in record.dropped.items():
+        if reason != DROPPED_OUT:
+            clients.setdefault(printable(reason), []).append(client)
+    return [
+        f"round {record.round}: client{'s' * (len(who) > 1)} {', '.join(who)} "
+        f"{'were' if len(who) > 1 else 'was'} not used: {reason}"
+        for reason, who in clients.items()
+    ]
 
-    >>> sparkline([3.0, 2.0, 1.0])
-    '█▄▁'
-    """
-    shown = [v for v in values[-width:] if v == v]
-    if not shown:
-        return ""
-    low, high = min(shown), max(shown)
-    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(BARS[int((v - low) * scale)] for v in shown)
+
+class Watched:
+    """An engine that also says whom it asks and when it evaluates."""
+
+    def __init__(self, engine: Engine, live: Live) -> None:
+        self.engine, self.live = engine, live
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    def run(self, jobs: Sequence[Job]) -> Iterator[Reply]:
+        self.live.on_jobs(jobs)
+        return self.engine.run(jobs)
+
+    def evaluate(self, weights: Tensor) -> dict[str, float] | None:
+        self.live.on_evaluate()
+        return self.engine.evaluate(weights)
+
+
+@contextmanager
+def watched(make: Callable[[], AbstractContextManager[Engine]], live: Live) -> Iterator[Engine]:
+    """The engine that `make` makes, as the live view sees it."""
+    with make() as engine:
+        yield cast(Engine, Watched(engine, live))

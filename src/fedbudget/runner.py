@@ -3,22 +3,24 @@
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any, Protocol, Self
 
 from fedbudget import epsilon, rounds
+from fedbudget.callbacks import Callback
 from fedbudget.engines.engine import Engine
 from fedbudget.errors import UserError
 from fedbudget.plan import Plan
+from fedbudget.records import plain
 from fedbudget.runs import Checkpoint, RunFolder
 from fedbudget.summary import summarise
 from fedbudget.types import Reply, RoundRecord
 
 
 class Watcher(Protocol):
-    """Something that looks on: a progress display, a tracker, a user's own."""
+    """Something that looks on while clients train: a progress display."""
 
     def on_reply(self, reply: Reply) -> None: ...
 
@@ -28,8 +30,10 @@ class Watcher(Protocol):
 class Stop:
     """The first SIGINT or SIGTERM asks the run to end after its round; a second one ends it now."""
 
-    def __init__(self) -> None:
+    def __init__(self, silent: bool = False) -> None:
+        """`silent`: the progress display says that it was asked."""
         self.asked = False
+        self.silent = silent
         self.before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -46,8 +50,8 @@ class Stop:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
-        # a handler may interrupt anything, so it does not touch the progress display
-        os.write(2, b"\nstopping after this round; once more to stop now\n")
+        if not self.silent:  # a handler may interrupt anything, so it touches no open file
+            os.write(2, b"\nstopping after this round; once more to stop now\n")
 
 
 def facts(plan: Plan, algorithm: str, controller: str) -> dict[str, Any]:
@@ -73,8 +77,14 @@ def execute(
     start: Checkpoint | None = None,
     save_personal: bool = True,
     command: str = "",
+    callbacks: Sequence[Callback] = (),
+    config: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Train to the end or until asked to stop; returns the summary it wrote."""
+    """Train to the end or until asked to stop; returns the summary it wrote.
+
+    Callbacks hear of a round when its record and checkpoint are written; `config` is for them. To
+    close them is the caller's.
+    """
     model = plan.build_model()
     begin = start.state if start else rounds.first_state(plan)
     if len(begin.weights) != model.layout.size:
@@ -86,7 +96,11 @@ def execute(
     with engine() as clients:
         about = {**about, "engine": clients.kind}
         more = {"rounds": plan.rounds, "budgets": plan.budgets, "layers": model.layout.titles}
-        folder.save_facts({**about, **more, "command": command})
+        known = {**about, **more, "command": command}
+        folder.save_facts(known)
+        for callback in callbacks:
+            place = {"folder": str(folder.path), "done": begin.round}
+            callback.start(plain({**known, **place}), config or {})
         if start:
             clients.states.update(start.clients)
             clients.saved(begin.acks)
@@ -99,6 +113,9 @@ def execute(
                     clients.saved(state.acks)
                     saved = state.round
                 watcher.on_round(record)
+                told = plain(record.to_json()) if callbacks else {}
+                for callback in callbacks:
+                    callback.round(told)
                 if stop.asked:
                     break
         finally:
@@ -116,4 +133,6 @@ def execute(
     about = {**about, **epsilon.facts(plan, records)}
     summary = summarise(records, about, plan.rounds, plan.budgets)
     folder.save_summary(summary)
+    for callback in callbacks:
+        callback.end(plain(summary))
     return summary

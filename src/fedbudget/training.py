@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -10,16 +10,19 @@ from typing import Any
 
 from fedbudget import epsilon
 from fedbudget.build import build, cores
+from fedbudget.callbacks import Callback, closing
 from fedbudget.config import Config, differences, load, to_toml
 from fedbudget.engines.choose import choose
 from fedbudget.engines.engine import Engine
 from fedbudget.errors import UserError
 from fedbudget.plan import Plan
-from fedbudget.progress import Live
+from fedbudget.progress import Live, watched
 from fedbudget.rounds import State, first_state
 from fedbudget.runner import Stop, execute, facts
 from fedbudget.runs import Checkpoint, RunFolder
-from fedbudget.terminal import command, console, say
+from fedbudget.terminal import Show, command, console, json_lines, say
+from fedbudget.tracking.ledger import FILE
+from fedbudget.tracking.named import check, named
 
 STOPPED = 130
 """exit code of a run that was asked to stop, as shells have it for Ctrl-C"""
@@ -32,33 +35,50 @@ Where = Callable[[Plan, Config], MakeEngine]
 """where a run's clients train"""
 
 
-def train(settings: Config, out: Path, overwrite: bool = False, where: Where | None = None) -> None:
+def train(
+    settings: Config,
+    out: Path,
+    overwrite: bool = False,
+    where: Where | None = None,
+    show: Show = "live",
+) -> None:
     """A new run. Nothing is written before everything has been checked."""
     plan = _plan(settings)
+    trackers = named(settings.track, out, [], True, _warn)
     folder = RunFolder.create(out, to_toml(settings), overwrite)
     with folder.held():
-        _finish(plan, settings, folder, where=where)
+        (out / FILE).unlink(missing_ok=True)  # of a run that was here
+        _finish(plan, settings, folder, trackers, where=where, show=show)
 
 
-def resume(path: Path, where: Where | None = None) -> None:
-    """Go on with a run; one that is finished says so."""
+def resume(
+    path: Path,
+    where: Where | None = None,
+    track: Sequence[str] | None = None,
+    show: Show = "live",
+) -> None:
+    """Go on with a run; one that is finished says so. `track` replaces its trackers."""
     if not (path / "config.toml").is_file():
         raise UserError(f"{path}: no run is here (config.toml is missing)")
     settings = load(path / "config.toml")
+    if track is not None:
+        settings = settings.model_copy(update={"track": list(track)})
     if complete(path):
-        say(f"{path} is finished: {settings.rounds} rounds")
+        say(f"{path} is finished: {settings.rounds} rounds", show)
         return
-    _go_on(settings, RunFolder(path), where)
+    _go_on(settings, RunFolder(path), where, show=show)
 
 
-def train_or_resume(settings: Config, path: Path, accept_changes: bool = False) -> None:
+def train_or_resume(
+    settings: Config, path: Path, accept_changes: bool = False, show: Show = "live"
+) -> None:
     """Go on with the run at `path`, or start it there if none is.
 
     A run that was made with other settings goes on with the new ones only when told, and only where
     its checkpoint fits them.
     """
     if not (path / "config.toml").is_file():
-        train(settings, path)
+        train(settings, path, show=show)
         return
     before = load(path / "config.toml")
     changed = differences(same_result(before), same_result(settings))
@@ -68,9 +88,9 @@ def train_or_resume(settings: Config, path: Path, accept_changes: bool = False) 
             "--accept-changes, or choose another --out"
         )
     if complete(path) and settings.rounds == before.rounds:
-        say(f"{path} is finished: {before.rounds} rounds")
+        say(f"{path} is finished: {before.rounds} rounds", show)
         return
-    _go_on(settings, RunFolder(path), changed=changed)
+    _go_on(settings, RunFolder(path), changed=changed, show=show)
 
 
 def _go_on(
@@ -78,6 +98,7 @@ def _go_on(
     folder: RunFolder,
     where: Where | None = None,
     changed: Mapping[str, str] | None = None,
+    show: Show = "live",
 ) -> None:
     """Train on from the last checkpoint; `changed` says what the settings change in the run."""
     plan = _plan(settings)
@@ -89,10 +110,12 @@ def _go_on(
             if changed and (problem := misfit(start.state, plan, changed)):
                 raise UserError(f"{folder.path} cannot go on with {_told(changed)}: {problem}")
             folder.cut_back(start.state.round)
+        # other settings are another run to a tracker, with the rounds so far
+        trackers = named(settings.track, folder.path, folder.records(), bool(changed), _warn)
         if changed:
             folder.forget_summary()  # before the new config, beside which it would not be true
             folder.save_config(to_toml(settings))
-        _finish(plan, settings, folder, start, where)
+        _finish(plan, settings, folder, trackers, start, where, show)
 
 
 def misfit(state: State, plan: Plan, changed: Mapping[str, str]) -> str | None:
@@ -145,14 +168,14 @@ def train_all(every: Mapping[Path, Config], where: Where | None = None) -> None:
             checked.add(settings.name)  # what fits does not depend on the seed
     for place, settings in every.items():
         if (place / "config.toml").exists():
-            resume(place, where)
+            resume(place, where, settings.track)
         else:
             train(settings, place, where=where)
 
 
 def same_result(settings: Config) -> Config:
     """Without what changes how a run is done but not a bit of what comes out."""
-    return settings.model_copy(update={"workers": 0, "checkpoint_every": 1})
+    return settings.model_copy(update={"workers": 0, "checkpoint_every": 1, "track": []})
 
 
 def complete(path: Path) -> bool:
@@ -166,6 +189,7 @@ def complete(path: Path) -> bool:
 
 def _plan(settings: Config) -> Plan:
     """For a server, which accounts for the clients' noise."""
+    check(settings.track)
     plan = build(settings)
     epsilon.ready(plan.recipe.privacy)
     return plan
@@ -175,28 +199,36 @@ def _finish(
     plan: Plan,
     settings: Config,
     folder: RunFolder,
+    trackers: Sequence[Callback],
     start: Checkpoint | None = None,
     where: Where | None = None,
+    show: Show = "live",
 ) -> None:
     """Train to the end; exit code 130 where the user stopped it."""
     for warning in plan.warnings:
         _warn(f"warning: {warning}")
     done = start.state.round if start else 0
     workers = min(settings.workers or cores(), plan.cohort)
-    with Live(console(), plan.name, plan.rounds, plan.cohort, done) as live, Stop() as stop:
+    callbacks = [*([json_lines()] if show == "json" else []), *trackers]
+    screen = console(show)
+    stop = Stop(silent=screen.is_interactive and not screen.quiet)
+    live = Live(*(screen, plan.name, plan.rounds, plan.budgets, done), stopping=lambda: stop.asked)
+    with closing(callbacks), live, stop:
 
         def go(engine: MakeEngine) -> dict[str, Any]:
             return execute(
                 plan,
                 folder,
                 _facts(plan, settings),
-                engine,
+                partial(watched, engine, live),
                 settings.checkpoint_every,
                 live,
                 stop,
                 start,
                 settings.constraints.save_personal,
                 command(),
+                callbacks,
+                settings.model_dump(mode="json"),
             )
 
         try:
@@ -210,14 +242,15 @@ def _finish(
             _warn(f"stopped; finished rounds are kept: fedbudget resume {folder.path}")
             sys.exit(STOPPED)
     if guarantee := epsilon.sentence(summary):
-        say(guarantee)
+        say(guarantee, show)
     if not summary["complete"]:
         say(
             f"stopped after round {summary['rounds_done']} of {plan.rounds}; "
-            f"go on with: fedbudget resume {folder.path}"
+            f"go on with: fedbudget resume {folder.path}",
+            show,
         )
         sys.exit(STOPPED)
-    say(f"wrote {folder.path}/: model.safetensors, rounds.jsonl, summary.json, config.toml")
+    say(f"wrote {folder.path}/: model.safetensors, rounds.jsonl, summary.json, config.toml", show)
 
 
 def _on_flower(

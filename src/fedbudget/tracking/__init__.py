@@ -1,0 +1,1 @@
+"""Trackers: callbacks that write a run to TensorBoard, MLflow or Weights & Biases."""
