@@ -1,14 +1,12 @@
-"""Many small agents: the batched engine beside a plain autograd loop, our own loop, and m blocks.
+"""PC-FedAvg by the number of agents: the O(d) form of our batched engine beside m blocks an agent.
 
-1. W3, softmax regression 784 x 10, 20 local steps of batch 64, FedAvg: client updates per second of
-   one core. The three run by turns, and the figure is the median of the ratios.
-2. PC-FedAvg with an l1 ball an agent, everybody in every round, 5 local steps of batch 64: a round
-   from 10 to 10,000 agents, and the paper's form, in which every agent holds a block for every
-   agent, up to 300.
-Every agent has 60 images of MNIST (and 600 in a second trial of 1), drawn with replacement, as
-numbers into one array. Times are CPU seconds of one thread, because other work on the machine must
-not count; "process" is its memory but for files that it maps.
-    python benchmarks/agents.py [speed|growth] [--out docs/results/agents] [--most 10000]
+Softmax regression 784 x 10, an l1 ball an agent, everybody in every round, 5 local steps of batch 64,
+from 10 to 10,000 agents; and the paper's form, in which every agent holds a block for every agent, up
+to 300. Every agent has 60 images of MNIST, drawn with replacement, as numbers into one array. Times
+are CPU seconds of one thread, because other work on the machine must not count; "process" is its
+memory but for files that it maps.
+    python benchmarks/bench.py agents                                   # into docs/benchmarks.md
+    python benchmarks/agents.py growth [--out docs/results/agents]      # table and figure
 """
 
 import argparse
@@ -16,16 +14,17 @@ import platform
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from measure import table
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedbudget import constraints, seeds
 from fedbudget.algorithms import terms
 from fedbudget.algorithms.algorithm import Algorithm
-from fedbudget.algorithms.fedavg import fedavg
 from fedbudget.algorithms.pc_fedavg import pc_fedavg
 from fedbudget.client import Recipe
 from fedbudget.control.controller import fixed
@@ -33,7 +32,6 @@ from fedbudget.data.examples import Arrays, Parts, draw
 from fedbudget.data.sources import mnist
 from fedbudget.engines.batched import Batched
 from fedbudget.engines.choose import suits
-from fedbudget.engines.embedded import InProcess
 from fedbudget.models.softmax import Softmax
 from fedbudget.plan import Plan
 from fedbudget.rounds import State, first_state, one_round
@@ -42,11 +40,15 @@ from fedbudget.types import Knobs
 
 FEATURES, CLASSES, BATCH, OWN = 784, 10, 64, 60
 NUMBERS = FEATURES * CLASSES + CLASSES
-COHORT = 64
 SIGMA, LR, RADII = 0.1, 0.5, (20.0, 100.0)
 SIZES = (10, 30, 100, 300, 1000, 3000, 10_000)
 BLOCKS_UP_TO = 300
 NEVER = 10**6
+TEXT = (
+    "PC-FedAvg, softmax regression 784 x 10, an l1 ball an agent, everybody in every round, 5 local "
+    "steps of batch 64: CPU time of one thread; beside it the paper's form with a block for "
+    "every agent in every agent, whose result is the same."
+)
 
 
 def outside() -> Softmax:
@@ -83,56 +85,6 @@ def make_plan(
         constraints=[constraints.l1_ball(float(r)) for r in radii],
         evaluate_every=NEVER,
     )
-
-
-def plain_round(
-    clients: list[Arrays], model: nn.Module, weights: dict[str, Tensor], number: int
-) -> None:
-    """What anyone would write: copy the weights in, train with autograd, add up the difference."""
-    sums = {name: torch.zeros_like(value) for name, value in weights.items()}
-    for client, examples in enumerate(clients):
-        model.load_state_dict(weights)
-        optimizer = torch.optim.SGD(model.parameters(), lr=LR)
-        batches = draw(examples, BATCH, seeds.rng(0, number, client, "batches"))
-        for _ in range(20):
-            x, y = next(batches)
-            optimizer.zero_grad()
-            F.cross_entropy(model(x), y).backward()
-            optimizer.step()
-        for name, parameter in model.named_parameters():
-            sums[name] += parameter.detach() - weights[name]
-    for name, total in sums.items():
-        weights[name] = weights[name] + total / len(clients)
-
-
-def speed(images: Arrays, repeat: int, own: int) -> list[str]:
-    """Client updates per second, by turns."""
-    plan = make_plan(images, 1000, fedavg(), 20, COHORT, own)
-    assert suits(plan)
-    model = plan.model()
-    # the plain loop has its images as floats from the start
-    ready = [Arrays(*plan.clients[i].batch(np.arange(own))) for i in range(COHORT)]
-    weights = {name: p.detach().clone() for name, p in model.named_parameters()}
-    engines = {"our loop": InProcess(plan), "batched": Batched(plan)}
-    states = dict.fromkeys(engines, first_state(plan))
-    rates: dict[str, list[float]] = {"plain autograd loop": [], "our loop": [], "batched": []}
-    for number in range(1, repeat + 2):
-        started = time.process_time()
-        plain_round(ready, model, weights, number)
-        rates["plain autograd loop"].append(COHORT / (time.process_time() - started))
-        for name, engine in engines.items():
-            started = time.process_time()
-            layout = engine.host.model.layout
-            _, states[name] = one_round(plan, engine, layout, states[name], number)
-            rates[name].append(COHORT / (time.process_time() - started))
-    head = f"| W3, FedAvg, {own} images an agent | client updates/s | to the plain loop |"
-    lines = [head, "|---|---|---|"]
-    plain = rates["plain autograd loop"][1:]
-    for name, found in rates.items():
-        ratios = [a / b for a, b in zip(found[1:], plain, strict=True)]
-        span = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-        lines.append(f"| {name} | {statistics.median(found[1:]):.0f} | {span} |")
-    return lines
 
 
 def memory_mb() -> float:
@@ -207,23 +159,32 @@ def one_size(images: Arrays, agents: int, repeat: int) -> dict[str, float]:
     return row
 
 
-def growth(images: Arrays, most: int, repeat: int) -> tuple[list[dict[str, float]], list[str]]:
+def run(repeat: int, quick: bool = False, most: int = SIZES[-1]) -> dict[str, Any]:
     """Both by the number of agents."""
-    rows = [one_size(images, agents, repeat) for agents in SIZES if agents <= most]
-    lines = [
-        "| agents | CPU s a round | ms an agent | assess, s | agents' state | process | "
-        "m blocks, CPU s | m blocks, state |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for r in rows:
+    most = min(30, most) if quick else most
+    torch.set_num_threads(1)
+    images = mnist().train
+    return {"rows": [one_size(images, agents, repeat) for agents in SIZES if agents <= most]}
+
+
+def section(found: dict[str, Any]) -> list[str]:
+    rows = []
+    for r in found["rows"]:
         state = f"{r['state_mb']:,.0f} MB{' (mapped)' if r['mapped'] else ''}"
-        blocks = f"{r['blocks_s']:,.2f}" if "blocks_s" in r else "-"
-        lines.append(
-            f"| {r['agents']:,.0f} | {r['round_s']:.2f} | {1e3 * r['round_s'] / r['agents']:.2f} | "
-            f"{r['assess_s']:.2f} | {state} | {r['memory_mb']:,.0f} MB | {blocks} | "
-            f"{blocks_mb(r['agents']):,.0f} MB |"
+        rows.append(
+            [
+                f"{r['agents']:,.0f}",
+                f"{r['round_s']:.2f}",
+                f"{1e3 * r['round_s'] / r['agents']:.2f}",
+                f"{r['assess_s']:.2f}",
+                state,
+                f"{r['memory_mb']:,.0f} MB",
+                f"{r['blocks_s']:,.2f}" if "blocks_s" in r else "-",
+                f"{blocks_mb(r['agents']):,.0f} MB",
+            ]
         )
-    return rows, lines
+    head = ["agents", "CPU s a round", "ms an agent", "assess, s", "agents' state", "process"]
+    return [TEXT, "", *table([*head, "m blocks, CPU s", "m blocks, state"], rows)]
 
 
 def blocks_mb(agents: float) -> float:
@@ -257,30 +218,19 @@ def draw_figure(rows: list[dict[str, float]], path: Path) -> None:
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("part", nargs="?", choices=("speed", "growth"), help="1 or 2; else both")
-    arguments.add_argument("--out", type=Path, default=Path("docs/results/agents"))
-    arguments.add_argument("--repeat", type=int, default=15)
-    arguments.add_argument("--most", type=int, default=SIZES[-1])
-    given = arguments.parse_args()
-    torch.set_num_threads(1)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("part", nargs="?", default="growth", choices=("growth",))
+    parser.add_argument("--out", type=Path, default=Path("docs/results/agents"))
+    parser.add_argument("--repeat", type=int, default=15)
+    parser.add_argument("--most", type=int, default=SIZES[-1])
+    given = parser.parse_args()
+    found = run(given.repeat, most=given.most)
     given.out.mkdir(parents=True, exist_ok=True)
-    images = mnist().train
-    if given.part != "growth":
-        lines = [*speed(images, given.repeat, OWN), "", *speed(images, given.repeat, 10 * OWN)]
-        report(lines, given.out / "speed.md")
-    if given.part != "speed":
-        rows, lines = growth(images, given.most, given.repeat)
-        report(lines, given.out / "growth.md")
-        draw_figure(rows, given.out / "agents.png")
-
-
-def report(lines: list[str], path: Path) -> None:
-    text = "\n".join(
-        [*lines, "", f"torch {torch.__version__}, {platform.machine()}, one thread", ""]
-    )
-    path.write_text(text)
-    print(text, flush=True)
+    about = f"torch {torch.__version__}, {platform.machine()}, one thread"
+    text = "\n".join([*section(found)[2:], "", about, ""])
+    (given.out / "growth.md").write_text(text)
+    print(text)
+    draw_figure(found["rows"], given.out / "agents.png")
 
 
 if __name__ == "__main__":

@@ -3,55 +3,33 @@
 In one simulation, in turn: a round of Flower's own FedAvg whose clients load the model and send it
 back, and a round of ours whose clients load it and send an update of zeros. Then the presets, a few
 steps a round, with Flower's own count of each message beside our records.
-    python benchmarks/flower.py [--out docs/benchmarks.md] [--repeat 30]
+    python benchmarks/bench.py flower
 """
 
-import argparse
-import statistics
 import time
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg
-from page import replace_section
+from measure import ratio, show, table
 from stock import make, with_stock
 
 from fedbudget import rounds
-from fedbudget.algorithms.fedavg import fedavg
+from fedbudget.bench import gpt_plan, spread
 from fedbudget.build import build
 from fedbudget.config import find_config, load
-from fedbudget.control.controller import fixed
-from fedbudget.data.examples import Texts
 from fedbudget.flower.simulation import simulate
 from fedbudget.plan import Plan
 from fedbudget.tables import FleetTable
-from fedbudget.task import classify
-from fedbudget.types import Knobs, RoundRecord
+from fedbudget.types import RoundRecord
 
-HEADING = "## On Flower"
-CLIENTS = 6
+SIZES = ("2x128", "6x256")
+PRESETS = ("fedavg", "cafl-l", "planner")
 FEW = ("rounds=3", "train.steps=4", "train.evaluate_every=3")
-
-
-def empty_plan(size: str) -> Plan:
-    """Six clients that train nothing."""
-    return Plan(
-        name="empty",
-        seed=0,
-        rounds=10**6,
-        cohort=CLIENTS,
-        model=partial(make, size),
-        clients=Texts(torch.zeros(2000, dtype=torch.uint8), 128, [[(0, 2000)]] * CLIENTS),
-        validation=None,
-        algorithm=fedavg(),
-        controller=fixed(Knobs(int(size.split("x")[0]) + 2, 0, 16)),
-        task=classify(),
-        lr=1e-3,
-    )
 
 
 def in_turn(size: str, plan: Plan, repeat: int, engine) -> tuple[list[float], list[float]]:
@@ -79,17 +57,14 @@ def in_turn(size: str, plan: Plan, repeat: int, engine) -> tuple[list[float], li
     return ours, theirs
 
 
-def overhead(size: str, repeat: int) -> str:
-    plan = empty_plan(size)
+def overhead(size: str, repeat: int) -> dict[str, list[float]]:
+    plan = gpt_plan(*map(int, size.split("x")), steps=0)
     with TemporaryDirectory() as disk:
         ours, theirs = simulate(
             *(plan, Path(disk), 2, FleetTable(), partial(in_turn, size, plan, repeat)),
             app=partial(with_stock, size),
         )
-    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
-    low, middle, high = statistics.quantiles(ratios, n=4)
-    ms = [1e3 * statistics.median(times) for times in (ours, theirs)]
-    return f"| {size} | {ms[0]:.0f} | {ms[1]:.0f} | {middle:.2f} ({low:.2f} to {high:.2f}) |"
+    return {"ours": ours, "theirs": theirs}
 
 
 class Counting:
@@ -131,54 +106,49 @@ def counted(plan: Plan, engine) -> tuple[Counting, list[RoundRecord]]:
         return clients.grid, records
 
 
-def wire(preset: str) -> list[str]:
+def wire(preset: str) -> dict[str, Any]:
     plan = build(load(find_config(preset), FEW))
     with TemporaryDirectory() as disk:
         grid, records = simulate(plan, Path(disk), 2, FleetTable(), partial(counted, plan))
-    lines = []
-    for way, theirs in (("down", grid.down), ("up", grid.up)):
-        ours = sum(getattr(record, f"{way}_bytes") for record in records)
-        header = (theirs - ours) / grid.messages
-        lines.append(
-            f"| {preset} | {way} | {ours:,} | {theirs:,} | {100 * (theirs / ours - 1):+.2f}% | "
-            f"{header:.0f} |"
-        )
-    return lines
+    ours = {way: sum(getattr(r, f"{way}_bytes") for r in records) for way in ("down", "up")}
+    theirs = {"down": grid.down, "up": grid.up}
+    return {"ours": ours, "theirs": theirs, "messages": grid.messages}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--repeat", type=int, default=30)
-    arguments = parser.parse_args()
-    lines = [
-        HEADING,
-        "",
+def run(repeat: int, quick: bool = False) -> dict[str, Any]:
+    return {
+        "rounds": {size: overhead(size, repeat) for size in SIZES},
+        "bytes": {preset: wire(preset) for preset in PRESETS},
+    }
+
+
+def section(found: dict[str, Any]) -> list[str]:
+    rounds = [
+        [
+            size,
+            *(f"{1e3 * spread(one[who]).median:.0f}" for who in ("ours", "theirs")),
+            show(ratio(one["ours"], one["theirs"])),
+        ]
+        for size, one in found["rounds"].items()
+    ]
+    sizes = []
+    for preset, one in found["bytes"].items():
+        for way, theirs in one["theirs"].items():
+            ours = one["ours"][way]
+            more = f"{100 * (theirs / ours - 1):+.2f}%"
+            rest = f"{(theirs - ours) / one['messages']:.0f}"
+            sizes.append([preset, way, f"{ours:,}", f"{theirs:,}", more, rest])
+    return [
         "Rounds of six clients that train nothing, in one Flower simulation, in turn: ours, and "
         "Flower's own FedAvg with the same model. Flower looks for messages every 100 ms.",
         "",
-        "| model | ours ms | Flower's FedAvg ms | ratio (quartiles) |",
-        "|---|---|---|---|",
-    ]
-    for size in ("2x128", "6x256"):
-        lines.append(overhead(size, arguments.repeat))
-        print(lines[-1], flush=True)
-    lines += [
+        *table(["model", "ours ms", "Flower's FedAvg ms", "ratio (quartiles)"], rounds),
         "",
         "Bytes of train messages and their replies over three rounds: our records beside Flower's "
         "own count (`count_bytes` of every record). The rest is the header with job or usage.",
         "",
-        "| preset | way | our records | Flower's messages | difference | bytes a message |",
-        "|---|---|---|---|---|---|",
+        *table(
+            ["preset", "way", "our records", "Flower's messages", "difference", "bytes a message"],
+            sizes,
+        ),
     ]
-    for preset in ("fedavg", "cafl-l", "planner"):
-        for line in wire(preset):
-            lines.append(line)
-            print(line, flush=True)
-    if arguments.out is not None:
-        replace_section(arguments.out, HEADING, "\n".join(lines))
-        print(f"wrote {arguments.out}")
-
-
-if __name__ == "__main__":
-    main()

@@ -4,24 +4,23 @@ The update is that of one local run of the `fedavg` preset: GPT 2x128, 60 steps 
 thread. Each repetition makes a copy, trains 6 steps (a tenth of a local run) and then encodes and
 decodes with every codec, so that other work on the machine falls on all alike. GB/s counts the
 float32 bytes of the vector.
-    python benchmarks/codecs.py [--out docs/benchmarks.md] [--repeat 15]
-With --out the times replace the section "Codecs" of that file. The errors, and the bias (the
-squared error of the mean of 200 decodings over 1/200 of one's) are for docs/wire-format.md.
+    python benchmarks/bench.py codecs    # the times, into docs/benchmarks.md
+    python benchmarks/coding.py          # errors and bias, for docs/wire-format.md
+The bias is the squared error of the mean of 200 decodings over 1/200 of one's.
 """
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from page import replace_section
+from measure import show, table
 from torch import Tensor
 
 from fedbudget import codecs, seeds
+from fedbudget.bench import spread
 from fedbudget.build import build
 from fedbudget.codecs import frame
 from fedbudget.config import find_config, load
@@ -34,16 +33,16 @@ T = TypeVar("T")
 NAMES = [name for name in codecs.CODECS if name != "nothing"]
 NAMES += ["topk60%", "topk60%+int8", "topk60%+eden2", "topk10%+eden2", "topk1%+sign"]
 STEPS, TENTH = 60, 6
-HEADING = "## Codecs"
 BAR = 0.03  # of a local run's time
 ERROR_COUNT = 2**17
 DECODINGS = 200
 
 
 def timed(work: Callable[..., T], *arguments: object) -> tuple[float, T]:
-    started = time.perf_counter()
+    """CPU time: what else the machine does meanwhile counts less."""
+    started = time.process_time()
     result = work(*arguments)
-    return time.perf_counter() - started, result
+    return time.process_time() - started, result
 
 
 def decoded(name: str, x: Tensor, seed: int = 0) -> Tensor:
@@ -98,40 +97,42 @@ def times(client: Client, x: Tensor, repeat: int) -> dict[str, list[float]]:
     return found
 
 
-def time_section(client: Client, x: Tensor, repeat: int) -> list[str]:
-    found = times(client, x, repeat)
-    median = {key: statistics.median(seconds) for key, seconds in found.items()}
-    gigabytes = 4e-9 * len(x)
-    lines = [
-        HEADING,
-        "",
-        f"The update of one local run of the `fedavg` preset (GPT 2x128, {len(x):,} numbers, {STEPS} "
-        f"steps of batch 16), encoded and decoded. Each of {repeat} repetitions makes a copy, trains "
-        f"{TENTH} steps, which times {STEPS // TENTH} count as a local run, and then tries every codec, "
-        "one thread; rates are medians, the last column is the median and the quartiles of the ratios "
-        f"within a repetition. The bar is {BAR:.0%}.",
-        "",
-        "| codec | encode GB/s | decode GB/s | encode and decode, copies | encode and decode, % of a "
-        "local run (quartiles) |",
-        "|---|---|---|---|---|",
-    ]
+def run(repeat: int, quick: bool = False) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    client = Client()
+    x = client.update(STEPS)
+    return {"numbers": len(x), "seconds": times(client, x, repeat)}
+
+
+def section(found: dict[str, Any]) -> list[str]:
+    seconds, numbers = found["seconds"], found["numbers"]
+    median = {key: statistics.median(values) for key, values in seconds.items()}
+    gigabytes = 4e-9 * numbers
+    rows = []
     for name in NAMES:
-        pairs = [*zip(found[f"encode {name}"], found[f"decode {name}"], strict=True)]
-        local_s = (s * STEPS / TENTH for s in found["train"])
-        shares = [100 * sum(pair) / s for pair, s in zip(pairs, local_s, strict=True)]
-        low, middle, high = statistics.quantiles(shares, n=4)
-        lines.append(
-            f"| `{name}` | {gigabytes / median[f'encode {name}']:.2f} | "
-            f"{gigabytes / median[f'decode {name}']:.2f} | "
-            f"{statistics.median(map(sum, pairs)) / median['copy']:.1f} | "
-            f"{middle:.2g} ({low:.2g} to {high:.2g}) |"
+        pairs = zip(seconds[f"encode {name}"], seconds[f"decode {name}"], strict=True)
+        both = [a + b for a, b in pairs]
+        shares = [100 * s * TENTH / STEPS / t for s, t in zip(both, seconds["train"], strict=True)]
+        rows.append(
+            [
+                f"`{name}`",
+                f"{gigabytes / median[f'encode {name}']:.2f}",
+                f"{gigabytes / median[f'decode {name}']:.2f}",
+                f"{statistics.median(both) / median['copy']:.1f}",
+                show(spread(shares), ".2g"),
+            ]
         )
-    return [
-        *lines,
-        "",
-        f"A copy: {gigabytes / median['copy']:.1f} GB/s. A local run: "
-        f"{median['train'] * STEPS / TENTH:.1f} s.",
-    ]
+    text = (
+        f"The update of one local run of the `fedavg` preset (GPT 2x128, {numbers:,} numbers, {STEPS} "
+        f"steps of batch 16), encoded and decoded. Each of {len(seconds['copy'])} repetitions makes a "
+        f"copy, trains {TENTH} steps, which times {STEPS // TENTH} count as a local run, and then tries "
+        "every codec, one thread; rates are medians of float32 bytes, the last column is the median and "
+        f"the quartiles of the ratios within a repetition. The bar is {BAR:.0%}."
+    )
+    head = ["codec", "encode GB/s", "decode GB/s", "both, in copies", "both, % of a local run"]
+    local_s = median["train"] * STEPS / TENTH
+    after = f"A copy: {gigabytes / median['copy']:.1f} GB/s. A local run: {local_s:.1f} s."
+    return [text, "", *table(head, rows), "", after]
 
 
 def error_table(x: Tensor) -> list[str]:
@@ -171,18 +172,9 @@ def bias_table() -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--repeat", type=int, default=15)
-    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    client = Client()
-    x = client.update(STEPS)
-    section = "\n".join(time_section(client, x, arguments.repeat))
-    print("\n".join([section, "", *error_table(x), "", *bias_table()]))
-    if arguments.out is not None:
-        replace_section(arguments.out, HEADING, section)
-        print(f"wrote {arguments.out}")
+    x = Client().update(STEPS)
+    print("\n".join([*error_table(x), "", *bias_table()]))
 
 
 if __name__ == "__main__":
