@@ -10,7 +10,7 @@ SOURCE = Path(fedbudget.__file__).parent
 LAYERS = (
     ("errors", "types", "seeds", "units", "threads", "callbacks", "files", "records"),
     ("terminal", "summary", "gauges"),
-    ("models", "data", "codecs", "task", "constraints"),
+    ("models", "data", "codecs", "task", "constraints", "optimizers"),
     ("algorithms", "resources"),
     ("control", "uplink", "downlink", "aggregation", "privacy"),
     ("client",),

@@ -54,6 +54,7 @@ def test_a_run_writes_its_folder_and_a_report_reads_it(tmp_path):
     done = fedbudget("run", "fedavg", *TINY, "--out", tmp_path / "a")
     assert done.returncode == 0, done.stderr
     assert "round 3/3" in done.stdout
+    assert "fedavg: loss " in done.stdout
     names = {p.name for p in (tmp_path / "a").iterdir()}
     assert names == {
         *("config.toml", "facts.json", "rounds.jsonl", "summary.json"),
@@ -75,6 +76,26 @@ def test_a_run_writes_its_folder_and_a_report_reads_it(tmp_path):
     assert report.returncode == 0
     assert "fedavg" in report.stdout
     assert (tmp_path / "r.html").exists()
+
+
+def test_a_reader_that_leaves_does_not_end_the_training(tmp_path):
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "fedbudget.cli", "run", "fedavg", *TINY, "--json"),
+            *("--out", str(tmp_path / "a b")),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert json.loads(process.stdout.readline())["event"] == "start"
+    process.stdout.close()
+    told = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(timeout=120) == 0
+    assert "--json failed and is off now: BrokenPipeError" in told
+    assert f"fedbudget report '{tmp_path / 'a b'}'" in told
+    assert (tmp_path / "a b" / "rounds.jsonl").read_text().count("\n") == 3
 
 
 def test_compare_runs_seeds_and_goes_on_where_it_stopped(tmp_path):

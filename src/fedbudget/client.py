@@ -2,13 +2,13 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedbudget import downlink, seeds, uplink
 from fedbudget.algorithms.algorithm import Algorithm, ClientState, LocalRun, counted
@@ -16,6 +16,7 @@ from fedbudget.codecs import frame
 from fedbudget.data.examples import Examples, draw
 from fedbudget.errors import UserError
 from fedbudget.models.flat import FlatModel
+from fedbudget.optimizers import Optimizer, Runs, adamw, sgd
 from fedbudget.privacy import Privacy, private
 from fedbudget.task import Task
 from fedbudget.types import Job, Knobs, Reply
@@ -162,33 +163,16 @@ def factor(recipe: Recipe, step: int, steps: int) -> float:
     return 1.0
 
 
-def _optimizer(recipe: Recipe, model: FlatModel, part: slice) -> torch.optim.Optimizer:
+def _optimizer(recipe: Recipe, model: FlatModel, part: slice) -> Optimizer:
     runs = model.parameter_slices(part)
     return optimizer(recipe, [(model.weights[run], model.grads[run]) for run in runs])
 
 
-def optimizer(recipe: Recipe, runs: Sequence[tuple[Tensor, Tensor]]) -> torch.optim.Optimizer:
-    """An optimiser over whole runs of (weights, gradients): one call a step."""
-    flat = []
-    for weights, grads in runs:
-        flat.append(nn.Parameter(weights))
-        flat[-1].grad = grads
+def optimizer(recipe: Recipe, runs: Runs) -> Optimizer:
     match recipe.optimizer:
         case "adamw":
-            return torch.optim.AdamW(
-                flat,
-                lr=0.0,
-                betas=recipe.betas,
-                weight_decay=recipe.weight_decay,
-                fused=True,
-            )
+            return adamw(runs, recipe.betas, recipe.weight_decay)
         case "sgd":
-            return torch.optim.SGD(
-                flat,
-                lr=0.0,
-                momentum=recipe.momentum,
-                weight_decay=recipe.weight_decay,
-                fused=True,
-            )
+            return sgd(runs, recipe.momentum, recipe.weight_decay)
         case other:
             raise UserError(f"train.optimizer = {other!r}; it is adamw or sgd")

@@ -1,6 +1,7 @@
 """The terminal: what was typed there, and where the command line prints."""
 
 import json
+import os
 import shlex
 import sys
 from collections.abc import Mapping
@@ -39,8 +40,13 @@ def say(text: str, show: Show = "live") -> None:
 
 def point_to(folder: Path, show: Show) -> None:
     """How to see a finished run."""
-    page = f"fedbudget report {folder} --out report.html"
-    say(f"see it: {page}, or fedbudget dashboard {folder.parent}", show)
+    page = f"fedbudget report {quoted(folder)} --out report.html"
+    say(f"see it: {page}, or fedbudget dashboard {quoted(folder.parent)}", show)
+
+
+def quoted(path: Path) -> str:
+    """As a shell takes it."""
+    return shlex.quote(str(path))
 
 
 def command() -> str:
@@ -60,5 +66,9 @@ def json_lines() -> Callback:
 
 
 def _object(event: str, about: Mapping[str, Any]) -> None:
-    sys.stdout.write(json.dumps({"event": event, **plain(about)}, allow_nan=False) + "\n")
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(json.dumps({"event": event, **plain(about)}, allow_nan=False) + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:  # nobody reads any more: what is left in the buffer goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedbudget import epsilon
 from fedbudget.build import build, cores
-from fedbudget.callbacks import Callback, closing
+from fedbudget.callbacks import Callback, closing, guarded
 from fedbudget.config import Config, differences, load, to_toml
 from fedbudget.engines.choose import choose
 from fedbudget.engines.engine import Engine
@@ -20,7 +20,7 @@ from fedbudget.progress import Live, watched
 from fedbudget.rounds import State, first_state
 from fedbudget.runner import Stop, execute, facts
 from fedbudget.runs import Checkpoint, RunFolder
-from fedbudget.terminal import Show, command, console, json_lines, say
+from fedbudget.terminal import Show, command, console, json_lines, quoted, say
 from fedbudget.tracking.ledger import FILE
 from fedbudget.tracking.named import check, named
 
@@ -209,7 +209,8 @@ def _finish(
         _warn(f"warning: {warning}")
     done = start.state.round if start else 0
     workers = min(settings.workers or cores(), plan.cohort)
-    callbacks = [*([json_lines()] if show == "json" else []), *trackers]
+    lines = [guarded(json_lines(), "--json", _warn)] if show == "json" else []
+    callbacks = [*lines, *trackers]
     screen = console(show)
     stop = Stop(silent=screen.is_interactive and not screen.quiet)
     live = Live(*(screen, plan.name, plan.rounds, plan.budgets, done), stopping=lambda: stop.asked)
@@ -239,18 +240,33 @@ def _finish(
             else:
                 summary = go(partial(choose, plan, workers, settings.fleet.deadline))
         except KeyboardInterrupt:  # asked twice
-            _warn(f"stopped; finished rounds are kept: fedbudget resume {folder.path}")
+            _warn(f"stopped; finished rounds are kept: fedbudget resume {quoted(folder.path)}")
             sys.exit(STOPPED)
     if guarantee := epsilon.sentence(summary):
         say(guarantee, show)
     if not summary["complete"]:
         say(
             f"stopped after round {summary['rounds_done']} of {plan.rounds}; "
-            f"go on with: fedbudget resume {folder.path}",
+            f"go on with: fedbudget resume {quoted(folder.path)}",
             show,
         )
         sys.exit(STOPPED)
+    say(_result(summary), show)
     say(f"wrote {folder.path}/: model.safetensors, rounds.jsonl, summary.json, config.toml", show)
+
+
+def _result(summary: Mapping[str, Any]) -> str:
+    """The end of a run in a line: scores, and each budget's share that its worst client took."""
+    scores = [f"{k} {v:.3f}" for k, v in summary["validation"].items() if k != "best_loss"]
+    used = [
+        f"{resource} {use['worst_ratio']:.1%}"
+        + (f" (over in {use['rounds_over']} rounds)" if use["rounds_over"] else "")
+        for uses in summary["usage"].values()
+        for resource, use in uses.items()
+        if "budget" in use
+    ]
+    ends = [f"{summary['name']}: {', '.join(scores) or 'not evaluated'}"]
+    return "; ".join([*ends, *([f"worst use of its budgets: {', '.join(used)}"] if used else [])])
 
 
 def _on_flower(

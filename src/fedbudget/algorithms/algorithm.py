@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedbudget.errors import StateLostError, UserError
 from fedbudget.models.flat import Layout
+from fedbudget.optimizers import Optimizer
 from fedbudget.types import Ack
 
 ServerState = Mapping[str, Tensor]
@@ -38,7 +39,7 @@ class LocalRun:
     received: Sent
     """what the server sent, the point to start from first; each over the whole model"""
     client: ClientState
-    make_optimizer: Callable[[], torch.optim.Optimizer]
+    make_optimizer: Callable[[], Optimizer]
     round: int = 1
     averaged_over: Tensor | None = None
     """replies that the client's last update was averaged with, (..., 1) or (..., whole model);
@@ -53,7 +54,7 @@ class LocalRun:
     """the algorithm's own vectors"""
 
     @cached_property
-    def optimizer(self) -> torch.optim.Optimizer:
+    def optimizer(self) -> Optimizer:
         """The local optimiser, made when the algorithm's step first uses it."""
         return self.make_optimizer()
 

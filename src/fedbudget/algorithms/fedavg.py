@@ -46,9 +46,7 @@ def descend(run: LocalRun, lr: float, *, terms: Sequence[Term]) -> None:
     """One step of the local optimiser down the gradient and the terms."""
     for term in terms:
         term(run)
-    for group in run.optimizer.param_groups:
-        group["lr"] = lr
-    run.optimizer.step()
+    run.optimizer(lr)
 
 
 def _finish(run: LocalRun) -> tuple[Sent, ClientState]:

@@ -191,6 +191,9 @@ class Frontier:
     def _reach(self, budgets: Mapping[str, float]) -> NDArray[np.int64]:
         """The steps that no straight resource forbids, for each setting; 0 where even `least` are."""
         lines = self._lines
+        budgets = {r: b for r, b in budgets.items() if b < math.inf}
+        if not budgets:
+            return np.full(len(self.settings), self.grid.most)
         known = [lines.resources.index(r) for r in budgets]
         limits = np.array(list(budgets.values())) * (1 + SLACK)
         far = (limits - lines.base[:, known]) * lines.pace[:, known] + lines.free[:, known]

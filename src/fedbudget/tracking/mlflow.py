@@ -5,13 +5,10 @@ import os
 import re
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedbudget.callbacks import Callback, Facts, Record, Summary
 from fedbudget.tracking.figures import flat, numbers, results, words
-
-if TYPE_CHECKING:
-    pass
 
 TAG = "fedbudget.run"
 """by which a run that goes on is found again"""
