@@ -12,7 +12,7 @@ tells how far each could go; the forecast itself then decides, for the few that 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from typing import NamedTuple
 
@@ -138,8 +138,9 @@ class Frontier:
             if hopes[i] >= enough:
                 other = known[i] if i in known else self._farthest(i, int(reach[i]), budgets)
                 if other and self.progress(other) >= enough:
-                    alike.append(self._choice(other, budgets))
-        return min(alike, key=lambda choice: choice.usage.get("communication", 0.0))
+                    alike.append(other)
+        thrifty = min(alike, key=lambda knobs: self.forecast(knobs).get("communication", 0.0))
+        return self._choice(thrifty, budgets)
 
     def hope(self, budgets: Mapping[str, float]) -> float:
         """No setting within the budgets makes more progress than this."""
@@ -208,19 +209,19 @@ class Frontier:
     def _farthest(self, i: int, reach: int, budgets: Mapping[str, float]) -> Knobs | None:
         """The most steps up to `reach` that fit, by bisection where `reach` itself does not."""
         start = self.settings[i]
-        there = replace(start, steps=reach)
-        if within(self.forecast(there), budgets):
+        at = partial(Knobs, start.layers, batch=start.batch, codec=start.codec)
+        if within(self.forecast(there := at(steps=reach)), budgets):
             return there
         if not within(self.forecast(start), budgets):
             return None
         low, high = self.grid.least, reach - 1
         while low < high:
             middle = (low + high + 1) // 2
-            if within(self.forecast(replace(start, steps=middle)), budgets):
+            if within(self.forecast(at(steps=middle)), budgets):
                 low = middle
             else:
                 high = middle - 1
-        return replace(start, steps=low)
+        return at(steps=low)
 
     def _choice(self, knobs: Knobs, budgets: Mapping[str, float]) -> Choice:
         usage = self.forecast(knobs)

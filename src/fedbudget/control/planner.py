@@ -75,16 +75,22 @@ def _init() -> ControlState:
 
 def _knobs(plan: Planner, state: ControlState, client: int) -> Knobs:
     factors = state["factors"].get(str(client), {})
-    limits = {r: b / factors.get(r, 1.0) for r, b in plan.budgets_of(client).items()}
+    limits = ((r, b / factors.get(r, 1.0)) for r, b in plan.budgets_of(client).items())
     kept = state["chosen"].get(str(client))
+    return _decided(plan, Knobs(**kept) if kept else None, *limits)
+
+
+@lru_cache(maxsize=4096)
+def _decided(plan: Planner, kept: Knobs | None, *limits: tuple[str, float]) -> Knobs:
+    """Asked for twice a round: before it, and when what came of it is compared with the forecast."""
     if kept is not None:
-        now, frontier = Knobs(**kept), plan.frontier
-        if within(frontier.forecast(now), limits):
-            enough = BETTER * frontier.progress(now)
+        frontier, budgets = plan.frontier, dict(limits)
+        if within(frontier.forecast(kept), budgets):
+            enough = BETTER * frontier.progress(kept)
             # a search takes ten times as long as knowing that it cannot find enough
-            if frontier.hope(limits) < enough or _best(plan, *limits.items()).progress < enough:
-                return now
-    return _best(plan, *limits.items()).knobs
+            if frontier.hope(budgets) < enough or _best(plan, *limits).progress < enough:
+                return kept
+    return _best(plan, *limits).knobs
 
 
 @lru_cache(maxsize=4096)
