@@ -1,4 +1,4 @@
-"""Takes dashboard-desktop.png, dashboard-phone.png and dashboard-dark.png in Chromium.
+"""Takes dashboard-desktop.png, -dark.png, -phone.png and -phone-dark.png in Chromium.
 
 python docs/images/dashboard.py fedavg=RUN cafl-l=RUN planner=RUN ... --running planner
 
@@ -62,6 +62,7 @@ def main() -> None:
                     browser, f"{url}#{ticked}", given.out / "dashboard-dark.png", 1280, 1500, "dark"
                 )
                 take(browser, url, given.out / "dashboard-phone.png", 390, 844)
+                take(browser, url, given.out / "dashboard-phone-dark.png", 390, 844, "dark")
                 browser.close()
         finally:
             server.handle_exit(2, None)
