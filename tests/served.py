@@ -123,3 +123,15 @@ def start(*arguments: object) -> subprocess.Popen:
         stderr=subprocess.STDOUT,
         text=True,
     )
+
+
+@contextmanager
+def running(*arguments: object) -> Iterator[subprocess.Popen]:
+    """The same; the process ends with the block in any case."""
+    process = start(*arguments)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()

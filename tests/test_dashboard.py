@@ -4,6 +4,7 @@ import fcntl
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -11,6 +12,8 @@ import sys
 import threading
 import time
 import warnings
+from contextlib import ExitStack
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,7 +21,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedbudget.dashboard import course, folders, rows
+from fedbudget.dashboard import course, documents, folders, rows, shelf
 from fedbudget.dashboard.course import Course
 from fedbudget.dashboard.gate import known_host
 from fedbudget.dashboard.locks import Holder, Locks
@@ -27,7 +30,20 @@ from fedbudget.dashboard.server import serve
 from fedbudget.dashboard.shelf import Shelf
 from fedbudget.errors import UserError
 from fedbudget.summary import summarise
-from served import BUDGETS, TINY, TOKEN, ask, gate, record, row, served, start, until, write_run
+from served import (
+    BUDGETS,
+    TINY,
+    TOKEN,
+    ask,
+    gate,
+    record,
+    row,
+    running,
+    served,
+    start,
+    until,
+    write_run,
+)
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # Starlette's use of an older anyio
@@ -153,7 +169,7 @@ def test_no_content_of_a_folder_breaks_the_list(tmp_path, rounds, summary, facts
             (run / name).write_bytes(body)
     found = listed(tmp_path)
     assert len(found) == any(body is not None for body in (rounds, summary, facts))
-    json.dumps([str(r) for r in found.values()])
+    json.dumps([asdict(r) for r in found.values()], allow_nan=False)
 
 
 @pytest.mark.parametrize(
@@ -212,6 +228,128 @@ def test_a_pipe_or_a_folder_in_place_of_a_file_does_not_hang(tmp_path):
         (run / "rounds.jsonl").unlink()
         make(run / "rounds.jsonl")
     assert [r.state for r in listed(tmp_path).values()] == ["damaged", "damaged"]
+
+
+HUGE = 10**400
+
+
+def altered(run: Path, file: str, keys: tuple, value: object) -> None:
+    """A JSON file, or the first line of one, with another value at `keys`."""
+    first, _, rest = (run / file).read_text().partition("\n")
+    body = json.loads(first)
+    inner = body
+    for key in keys[:-1]:
+        inner = inner[key]
+    inner[keys[-1]] = value
+    (run / file).write_text(f"{json.dumps(body)}\n{rest}")
+
+
+@pytest.mark.parametrize(
+    ("file", "keys", "value", "state", "why"),
+    [
+        ("rounds.jsonl", ("wall_s",), HUGE, "stopped", ""),
+        ("rounds.jsonl", ("round",), HUGE, "stopped", "1 line of rounds.jsonl"),
+        ("rounds.jsonl", ("validation", "loss"), HUGE, "stopped", "loss of round 1"),
+        ("rounds.jsonl", ("usage", "counted", "9" * 5000), {"energy": 1.0}, "stopped", ""),
+        ("rounds.jsonl", ("usage", "counted", "0", "energy"), HUGE, "stopped", ""),
+        ("facts.json", ("budgets", "counted", 0, "energy"), HUGE, "stopped", "limits"),
+        ("facts.json", ("budgets", "counted", 0, "energy"), 1e-308, "stopped", ""),
+        ("facts.json", ("rounds",), HUGE, "stopped", ""),
+        ("facts.json", ("seed",), HUGE, "stopped", ""),
+        ("summary.json", ("usage", "counted", "energy", "worst_ratio"), HUGE, "stopped", "used of"),
+        ("summary.json", ("usage", "counted", "energy", "rounds_over"), HUGE, "stopped", ""),
+        ("summary.json", ("time", "wall_s"), HUGE, "stopped", ""),
+    ],
+    ids=lambda value: "huge" if value == HUGE else None,
+)
+def test_numbers_that_no_run_writes_do_not_reach_the_page(tmp_path, file, keys, value, state, why):
+    ended = file == "summary.json"
+    run = write_run(tmp_path / "bad", energy=1e5, ended=ended)
+    write_run(tmp_path / "good", done=5)
+    altered(run, file, keys, value)
+    held = None if ended else hold(run / ".lock", os.getpid())  # with an estimate of what is left
+    answer = client(tmp_path).get("/api/runs")
+    if held is not None:
+        os.close(held)
+        state = "running"
+    bad, good = answer.json()["runs"]
+    assert answer.status_code == 200
+    assert (bad["state"], good["state"]) == (state, "finished")
+    assert why in bad["why"]
+    assert "Infinity" not in answer.text
+    assert max(map(len, re.findall(r"\d+", answer.text))) < 20
+    assert client(tmp_path).get("/api/document?run=bad&run=good").status_code == 200
+
+
+def test_a_folder_that_breaks_its_reader_takes_nothing_with_it(tmp_path, monkeypatch):
+    write_run(tmp_path / "bad")
+    write_run(tmp_path / "good", done=5)
+    real = {"know": shelf.know, "show": shelf.show}
+
+    def know(place, *rest):
+        if place.name == "bad":
+            raise AttributeError("'list' object has no attribute 'get'")
+        return real["know"](place, *rest)
+
+    monkeypatch.setattr(shelf, "know", know)
+    bad, good = listed(tmp_path).values()
+    assert (bad.state, good.state) == ("damaged", "finished")
+    assert "it cannot be read (AttributeError: 'list' object" in bad.why
+
+    def show(id, label, known, *rest):
+        if known.facts and label == "bad":
+            raise OverflowError("int too large to convert to float")
+        return real["show"](id, label, known, *rest)
+
+    monkeypatch.setattr(shelf, "know", real["know"])
+    monkeypatch.setattr(shelf, "show", show)
+    bad, good = listed(tmp_path).values()
+    assert (bad.state, good.state) == ("damaged", "finished")
+    assert "OverflowError" in bad.why
+
+
+def within(seconds: float, what):
+    """Its result; a call that hangs is a failure, and must not keep the tests from ending."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(what()), daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert not thread.is_alive(), "it hangs"
+    return found[0]
+
+
+@pytest.mark.parametrize("file", [*folders.READ, ".lock", "resume.log"])
+def test_a_pipe_hangs_neither_the_list_nor_the_comparison_nor_a_resume(tmp_path, file):
+    run = write_run(tmp_path / "a")
+    write_run(tmp_path / "good", done=5)
+    (run / file).unlink(missing_ok=True)
+    os.mkfifo(run / file)
+    os.utime(run / file, (time.time() - 60,) * 2)  # a new lock is not tried
+    web = client(tmp_path)
+    found = within(20, lambda: web.get("/api/runs").json()["runs"])
+    assert [r["id"] for r in found] == ["a", "good"]
+    answer = within(20, lambda: web.get("/api/document?run=a&run=good").json())
+    assert "good" in answer["document"]["folders"]
+    if file in folders.READ:
+        assert answer["problems"] == [f"a: {file} is a pipe, and only files are read"]
+    if file == "resume.log":
+        own = {"host": "127.0.0.1:80", "origin": "http://127.0.0.1:80"}
+        answer = within(20, lambda: web.post("/api/resume?run=a", headers=own))
+        assert answer.status_code == 409
+        assert answer.json()["problem"].startswith("resume.log cannot be written: ")
+
+
+def test_what_is_not_a_file_is_named(tmp_path):
+    run = write_run(tmp_path / "a")
+    (run / "summary.json").unlink()
+    (run / "facts.json").unlink()
+    (run / "facts.json").mkdir()
+    with socket.socket(socket.AF_UNIX) as end:
+        end.bind(os.path.relpath(run / "summary.json"))  # a full path may be too long for it
+    assert folders.refused(run) == [
+        "summary.json is a socket, and only files are read",
+        "facts.json is a folder, and only files are read",
+    ]
 
 
 def test_names_of_any_bytes_have_an_address(tmp_path):
@@ -424,6 +562,30 @@ def test_the_event_stream_tells_a_new_round_a_new_run_and_one_that_is_gone(tmp_p
     assert not thread.is_alive()  # the server ended the stream
 
 
+@pytest.mark.parametrize("error", [OverflowError("too large"), AttributeError("get"), OSError(5)])
+def test_a_look_that_fails_does_not_end_the_news(tmp_path, monkeypatch, error):
+    run = write_run(tmp_path / "a", ended=False)
+    failures = []
+    real = Shelf.scan
+
+    def scan(shelf):
+        if news and len(failures) < 2:
+            failures.append(1)
+            raise error
+        return real(shelf)
+
+    news: list[dict] = []
+    monkeypatch.setattr(Shelf, "scan", scan)
+    with served(tmp_path) as port:
+        news, thread = events(port)
+        until(lambda: len(failures) == 2, 15)
+        with (run / "rounds.jsonl").open("a") as f:
+            f.write(json.dumps(record(4)) + "\n")
+        until(lambda: len(news) == 2, 15)
+        assert [(r["id"], r["round"]) for r in news[1]["runs"]] == [("a", 4)]
+    thread.join(10)
+
+
 def test_nobody_looks_while_nobody_watches(tmp_path, monkeypatch):
     looks = []
     real = Shelf.scan
@@ -439,6 +601,23 @@ def test_nobody_looks_while_nobody_watches(tmp_path, monkeypatch):
         before = len(looks)
         time.sleep(2.5)
         assert len(looks) == before
+
+
+@pytest.mark.parametrize("error", folders.DAMAGE)
+def test_a_run_that_breaks_the_report_is_a_problem_of_its_own(tmp_path, monkeypatch, error):
+    write_run(tmp_path / "bad")
+    write_run(tmp_path / "good", done=5)
+    real = documents.load_run
+
+    def load(place):
+        if place.name == "bad":
+            raise error("broken")
+        return real(place)
+
+    monkeypatch.setattr(documents, "load_run", load)
+    answer = client(tmp_path).get("/api/document?run=bad&run=good")
+    assert answer.json()["document"]["folders"] == ["good"]
+    assert [p.split(":")[0] for p in answer.json()["problems"]] == ["bad"]
 
 
 def test_the_comparison_of_a_run_that_goes_on_is_not_that_of_its_last_stop(tmp_path):
@@ -525,6 +704,41 @@ def test_a_resume_that_fails_says_why(tmp_path):
     assert "ended with code 2: fedbudget: " in processes.failed[run]
 
 
+def test_a_log_that_cannot_be_written_is_one_sentence(tmp_path):
+    own = {"host": "127.0.0.1:80", "origin": "http://127.0.0.1:80"}
+    secret = tmp_path / "secret"
+    secret.write_text("kept")
+    root = tmp_path / "root"
+    (write_run(root / "link") / "resume.log").symlink_to(secret)
+    (write_run(root / "folder") / "resume.log").mkdir()
+    for id, words in (("link", "resume.log is a link"), ("folder", "Is a directory")):
+        answer = client(root).post(f"/api/resume?run={id}", headers=own)
+        assert answer.status_code == 409
+        assert words in answer.json()["problem"]
+    assert secret.read_text() == "kept"
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
+def test_a_resume_in_a_folder_that_cannot_be_written_is_one_sentence(tmp_path):
+    run = write_run(tmp_path / "a")
+    run.chmod(0o500)
+    try:
+        with pytest.raises(UserError, match=r"resume\.log cannot be written: Permission denied"):
+            Processes().resume(run)
+    finally:
+        run.chmod(0o700)
+
+
+def test_a_lock_with_no_process_number_in_it_is_not_signalled(tmp_path):
+    run = write_run(tmp_path / "a")
+    file = hold(run / ".lock", 10**19)
+    holder = Locks().holder(run)
+    assert holder == Holder(0, run / ".lock")
+    with pytest.raises(UserError, match="nothing is running here"):
+        Processes().stop(run, holder)
+    os.close(file)
+
+
 def test_a_run_stopped_and_resumed_from_the_page_ends_with_the_same_model(tmp_path):
     settings = ["run", "fedavg", *TINY, "--set", "rounds=12", "--set", "seed=4"]
     process = start(*settings, "--out", tmp_path / "a")
@@ -560,26 +774,33 @@ def test_a_run_stopped_and_resumed_from_the_page_ends_with_the_same_model(tmp_pa
 
 def test_ctrl_c_ends_it_at_once_even_with_a_page_open(tmp_path):
     write_run(tmp_path / "a")
-    process = start("dashboard", tmp_path, "--port", 0, "--no-open")
-    address = process.stdout.readline()
-    port = int(address.split("127.0.0.1:")[1].split("/")[0])
-    news, thread = events(port)
-    until(lambda: bool(news))
-    began = time.monotonic()
-    process.send_signal(signal.SIGINT)
-    printed, _ = process.communicate(timeout=30)
-    assert (process.returncode, printed) == (0, "")
-    assert time.monotonic() - began < 5
+    with running("dashboard", tmp_path, "--port", 0, "--no-open") as process:
+        address = process.stdout.readline()
+        port = int(address.split("127.0.0.1:")[1].split("/")[0])
+        news, thread = events(port)
+        until(lambda: bool(news))
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        assert (process.wait(timeout=30), process.stdout.read()) == (0, "")
+        assert time.monotonic() - began < 5
     thread.join(10)
 
 
-def test_a_token_is_printed_for_others_and_for_nobody_else(tmp_path):
-    for options, wanted in (((), False), (("--token",), True)):
-        process = start("dashboard", tmp_path, "--port", 0, "--no-open", *options)
+@pytest.mark.parametrize("shell", [signal.default_int_handler, signal.SIG_IGN])
+@pytest.mark.parametrize(("options", "wanted"), [((), False), (("--token",), True)])
+def test_a_token_is_printed_for_others_and_for_nobody_else(tmp_path, options, wanted, shell):
+    """And who has read the address can end it, also where a shell started it in the background."""
+    with ExitStack() as held:
+        before = signal.signal(signal.SIGINT, shell)  # a process inherits that it is ignored
+        try:
+            command = running("dashboard", tmp_path, "--port", 0, "--no-open", *options)
+            process = held.enter_context(command)
+        finally:
+            signal.signal(signal.SIGINT, before)
         address = process.stdout.readline()
         assert ("?token=" in address) == wanted
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=30)
+        assert process.wait(timeout=30) == 0
 
 
 def test_a_taken_port_is_one_sentence(tmp_path):

@@ -25,6 +25,8 @@ LESSONS = [
     ROOT / "docs" / "tutorial.md",
     ROOT / "docs" / "budgets.md",
     ROOT / "docs" / "privacy.md",
+    ROOT / "docs" / "report.md",
+    ROOT / "docs" / "tracking.md",
     ROOT / "docs" / "nouns" / "run-folder.md",
     *sorted((ROOT / "docs" / "howto").glob("*.md")),
 ]
@@ -35,6 +37,13 @@ SMALL = (
 REFUSED = {'fedbudget plan planner --set budget.memory="2 MB"': 2}
 """commands that a page shows for the error they end with"""
 NOT_RUN = "# not run by the tests"
+OVERVIEW = {
+    ("README.md", "make demo"),
+    ("README.md", "fedbudget presets"),
+    ("README.md", "fedbudget run cafl-l --engine flower"),
+}
+"""blocks that show what there is and are not run here: the page, and how its block begins. That their
+commands and targets exist is tested; what they do, elsewhere"""
 
 
 def name(page: Path) -> str:
@@ -66,23 +75,24 @@ def test_python_blocks_run(code, tmp_path, monkeypatch):
     execute(code)
 
 
-def at_hand(words: list[str]) -> bool:
-    """Whether the data that a command needs is here."""
+def lacking(words: list[str]) -> str | None:
+    """The data that a command needs and that is not here."""
     if words[1] not in ("run", "plan", "compare"):
-        return True
+        return None
     overrides = [w for option, w in pairwise(words) if option == "--set"]
     source = config.load(config.find_config(words[2]), overrides).data.source
     if source not in ("tinyshakespeare", "mnist", "cifar10"):
-        return True
+        return None
     folders = (os.environ.get("FEDBUDGET_DATA"), cache_folder())
-    return any(folder and (Path(folder) / source).is_dir() for folder in folders)
+    here = any(folder and (Path(folder) / source).is_dir() for folder in folders)
+    return None if here else source
 
 
 def command(line: str, monkeypatch) -> None:
     """Run it as a shell would, but small, and in this process: torch is imported already."""
     words = shlex.split(line, comments=True)
-    if not at_hand(words):
-        return
+    if source := lacking(words):
+        pytest.skip(f"{source} is not here (see FEDBUDGET_DATA), which is needed for: {line}")
     small = [w for s in SMALL for w in ("--set", s)] if words[1] in ("run", "compare") else []
     monkeypatch.setattr(sys, "argv", [*words, *small])
     with pytest.raises(SystemExit) as stop:
@@ -122,6 +132,23 @@ def test_every_block_is_run_or_says_that_it_is_not(page):
             config.validate(tables, page.name)
         if language == "" and page in LESSONS:
             assert all(line.startswith("fedbudget ") for line in code.splitlines()), code
+        elif language == "":
+            assert any(name(page) == at and code.startswith(words) for at, words in OVERVIEW), code
+
+
+def test_the_list_of_blocks_that_are_not_run_is_not_out_of_date():
+    for at, words in OVERVIEW:
+        found = [code for language, code in fences(ROOT / at) if language == ""]
+        assert any(code.startswith(words) for code in found), words
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_targets_of_make_exist(page):
+    known = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M)
+    text = page.read_text()
+    named = re.findall(r"`make ([\w-]+)`", text)
+    named += [w for _, code in fences(page) for w in re.findall(r"^make ([\w-]+)", code, re.M)]
+    assert set(named) <= set(known)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

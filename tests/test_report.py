@@ -214,7 +214,7 @@ def test_pictures_carry_their_caption_and_the_command_that_made_the_data(tmp_pat
     assert charts([made("b", [record(1, {0: 1.0})])])[0].commands == []
 
 
-def test_seeds_are_a_mean_with_a_band_over_the_rounds_that_all_have():
+def test_seeds_are_a_mean_with_a_band_over_those_that_reached_the_round():
     runs = [
         made("a", [record(1, {0: 1.0}, 4.0), record(2, {0: 1.0}, 2.0)], seed=0),
         made("a", [record(1, {0: 1.0}, 6.0), record(2, {0: 1.0}, 3.0)], seed=1),
@@ -228,7 +228,11 @@ def test_seeds_are_a_mean_with_a_band_over_the_rounds_that_all_have():
     )
     assert (b.name, b.place, b.banded) == ("b: 5.00", 1, False)
     early = [*runs[:2], made("a", [record(1, {0: 1.0}, 8.0)], seed=2)]
-    assert loss_chart(early).panels[0].lines[0].x == [1]
+    (line,) = loss_chart(early).panels[0].lines
+    assert (line.x, line.y, line.high) == ([1, 2], (6.0, 2.5), (8.0, 3.0))
+    assert "seeds that reached it" in loss_chart(early).caption
+    for panel in cost_chart(early).panels:  # no line goes back where a seed ended
+        assert (len(panel.lines[0].x), panel.lines[0].y) == (2, (5.0, 2.5))
 
 
 def test_loss_is_held_against_what_was_spent_by_then_over_all_clients():
@@ -330,6 +334,12 @@ def test_runs_of_one_name_with_other_settings_are_no_seeds():
     assert [run.name for run in told_apart([a, b])] == ["x", "x"]
     assert [run.name for run in told_apart([a, b, other])] == ["x (x)", "x (x)", "x (y)"]
     assert told_apart(told_apart([a, b, other])) == told_apart([a, b, other])
+    shown = 'track = "{}"\n[constraints]\nsave_personal = {}\n'
+    seeds = [
+        made("x", [], seed=s, config=shown.format(*own))
+        for s, own in enumerate((("none", "true"), ("tensorboard", "false")))
+    ]
+    assert [run.name for run in told_apart(seeds)] == ["x", "x"]
 
 
 def plain(name, losses, used=1.0, budget=None, seed=0, rounds=0):
@@ -369,6 +379,55 @@ def test_the_verdict_says_what_is_unfinished_and_compares_what_both_have():
     assert (
         "different numbers of rounds (1, 2)" in verdict([plain("a", [1]), plain("b", [1, 1])])[-1]
     )
+
+
+def steered(run, controller):
+    return Loaded(run.path, {**run.summary, "controller": controller}, run.records, run.config)
+
+
+def test_the_reference_is_the_run_whose_knobs_do_not_follow_budgets():
+    tight = {"energy": 0.5}
+    fedavg = steered(plain("fedavg", [2.0, 2.0], budget=tight), "fixed")
+    late = steered(plain("fedavg", [2.1], budget=tight, seed=1, rounds=2), "fixed")
+    cafl = steered(plain("cafl-l", [1.9, 1.9], budget=tight), "cafl-l")
+    first, second, *_ = verdict([cafl, fedavg])
+    assert first.startswith("fedavg (fixed knobs, whatever the budgets) ends at")
+    assert second.endswith("-5.0% loss over fedavg.")
+    assert verdict([cafl, fedavg, late])[0].startswith("fedavg (fixed knobs, whatever the budgets)")
+    assert verdict([cafl, late])[0].startswith("fedavg (fixed knobs, whatever the budgets) stands")
+
+
+def test_the_table_and_the_verdict_say_which_rounds_over_they_count():
+    seeds = [plain("a", [2.0] * n, used=2.0, budget={"energy": 1.0}, seed=n) for n in (1, 2)]
+    sheet = comparison(seeds)
+    assert sheet.rows[0][list(sheet.columns).index("energy")] == "2.00 (2)"
+    assert "of the seed that had most" in sheet.caption
+    assert "in 3 of 3 rounds of 2 seeds: energy in 3" in verdict(seeds)[1]
+    assert "of the seed that had most" not in comparison(seeds[:1]).caption
+
+
+def test_a_resource_that_the_records_lack_is_judged_by_the_summary():
+    run = plain("a", [2.0, 2.0], used=2.0, budget={"energy": 1.0, "communication": 40.0})
+    for line in run.records:
+        for use in line["usage"]["counted"].values():
+            del use["energy"]
+    assert "broke budgets (counted) in 2 of 2 rounds: energy in 2 (worst 2×)" in verdict([run])[1]
+    assert [panel.title for panel in usage_chart([run]).panels] == [
+        "communication, counted: budget 40 B"
+    ]
+
+
+def test_names_of_many_runs_stand_below_the_curves():
+    few = drawn(loss_chart([plain(f"run {i}", [2.0, 1.0]) for i in range(3)]))
+    many = drawn(loss_chart([plain(f"a long name of run {i}", [2.0, 1.0]) for i in range(10)]))
+    assert (len(few.legends), few.axes[0].get_legend() is None) == (0, False)
+    assert (len(many.legends), many.axes[0].get_legend() is None) == (1, True)
+    many.draw_without_rendering()
+    box = many.legends[0].get_window_extent()
+    assert box.x0 >= 0
+    assert box.x1 <= many.bbox.x1
+    assert box.y1 <= many.axes[0].get_tightbbox().y0
+    assert many.get_size_inches()[1] > few.get_size_inches()[1]
 
 
 def course(name, losses, joules, seed):

@@ -185,7 +185,51 @@ def running_and_old(path):
         f.write('energy = "4 J"\nmemory = "80%"\n')
 
 
+def as_json(path, name, change):
+    told = json.loads((path / name).read_text())
+    change(told)
+    (path / name).write_text(json.dumps(told))
+
+
+def config_of_others(path):
+    running_and_old(path)
+    (path / "config.toml").write_text('data = 3\nbudget = 4\nmodel = 5\ntrain = "x"\ncontrol = 1\n')
+
+
+def unlike_classes(path):
+    (path / "summary.json").unlink()
+    as_json(path, "facts.json", lambda f: f["budgets"]["counted"].append({"memory": 1e6}))
+
+
+def odd_client(path, client):
+    use = a_record(3)["usage"]["counted"]
+    odd = a_record(2, usage={"counted": {**use, client: use["0"]}})
+    running(path)
+    a_run(path, records=[a_record(1), odd], ended=False)
+
+
+def not_a_number(path):
+    records = [a_record(1), a_record(2, validation={"loss": float("nan")}), a_record(3)]
+    a_run(path, records=records, ended=False)
+    (path / "summary.json").unlink()
+
+
 DAMAGE = {
+    "config of others": (config_of_others, "has not ended"),
+    "unlike classes": (unlike_classes, "facts.json is damaged"),
+    "odd digit": (lambda p: odd_client(p, "²"), "a line of rounds.jsonl cannot be used"),
+    "many digits": (lambda p: odd_client(p, "9" * 5000), "a line of rounds.jsonl cannot be used"),
+    "half a letter": (
+        lambda p: as_json(p, "summary.json", lambda s: s.update(name="a\ud800")),
+        "summary.json is damaged",
+    ),
+    "NaN": (not_a_number, "the validation loss was not a number in some rounds"),
+    "unlike classes in the summary": (
+        lambda p: as_json(
+            p, "summary.json", lambda s: s["usage"]["counted"]["energy"].update(budget=[1.0, 2.0])
+        ),
+        "summary.json is damaged",
+    ),
     "cut off": (cut, "a line of rounds.jsonl cannot be used"),
     "odd lines": (odd_lines, "9 lines of rounds.jsonl cannot be used"),
     "no loss": (no_loss, "the validation loss was not a number in some rounds"),
@@ -230,6 +274,15 @@ def test_figures_of_folders_with_little_in_them_are_drawn(kind, tmp_path):
     files = write_report(find_runs([tmp_path]), tmp_path / "out" / "r.png")
     assert files[0] == tmp_path / "out" / "r.png"
     assert all(file.read_bytes().startswith(b"\x89PNG") for file in files)
+
+
+def test_a_loss_that_is_not_a_number_leaves_the_rest_of_its_round(tmp_path):
+    not_a_number(a_run(tmp_path / "a"))
+    assert '"loss": NaN' in (tmp_path / "a" / "rounds.jsonl").read_text()
+    run = load_run(tmp_path / "a")
+    assert [r["round"] for r in run.records] == [1, 2, 3]
+    assert [round for round, _ in run.losses()] == [1, 3]
+    assert run.summary["rounds_done"] == 3
 
 
 def test_a_running_run_is_judged_by_its_facts(tmp_path):

@@ -1,4 +1,4 @@
-"""Takes report-desktop.png, report-phone.png and report-dark.png in Chromium.
+"""Takes pictures of a report in Chromium: desktop and phone, light and dark.
 
 python docs/images/report.py RUN...
 """
@@ -21,6 +21,7 @@ SHOTS = {
     "desktop": (1280, 1600, "light"),
     "dark": (1280, 1600, "dark"),
     "phone": (390, 1500, "light"),
+    "phone-dark": (390, 1500, "dark"),
 }
 """width, height, colour scheme"""
 

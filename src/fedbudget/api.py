@@ -62,7 +62,7 @@ class Run:
     """how clients trained: one by one ("loop") or many at once ("batched")"""
     own_weights: tuple[Tensor, ...] = ()
     """each agent's own model as a vector, where there are constraint sets"""
-    figures: Mapping[str, float] = field(default_factory=dict)
+    figures: Mapping[str, Any] = field(default_factory=dict)
     """of the agents' own models, as they are and put into their sets"""
 
     @property
@@ -354,7 +354,7 @@ def _run(
     records: list[RoundRecord] = []
     console = Console(stderr=True, quiet=quiet)
     own: tuple[Tensor, ...] = ()
-    figures: Mapping[str, float] = {}
+    figures: Mapping[str, Any] = {}
     first = state = loop.first_state(plan)
     safe = [guarded(c, f"callbacks[{i}]", _warn) for i, c in enumerate(callbacks)]
     live = Live(

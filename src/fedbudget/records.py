@@ -17,12 +17,16 @@ def read_records(path: Path) -> list[dict[str, Any]]:
         raise UserError(f"{path}: {error.strerror}; is this a run folder?") from None
     for line in lines:
         try:
-            record = json.loads(line)
+            record = json.loads(line, parse_constant=_nothing)
         except ValueError:
             continue
         if isinstance(record, dict) and isinstance(record.get("round"), int):
             records.append(record)
     return records
+
+
+def _nothing(constant: str) -> None:
+    """NaN and Infinity, which JSON does not have: as `plain` writes them."""
 
 
 def plain(value: Any) -> Any:

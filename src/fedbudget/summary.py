@@ -10,6 +10,8 @@ from fedbudget.units import UNITS
 
 LAST = 5
 """rounds that a final figure is the mean of"""
+ASSESSED = ("objective", "infeasibility", "worst_infeasibility")
+"""what is found out of agents with private sets"""
 
 
 def summarise(
@@ -23,12 +25,14 @@ def summarise(
     last = [v for v in evaluated[-LAST:] if v.get("loss") is not None]
     losses = [v["loss"] for v in evaluated if v.get("loss") is not None]
     validation = {
-        key: fmean(v[key] for v in last) for key in ("loss", "accuracy") if last and key in last[0]
+        key: fmean(known)
+        for key in ("loss", "accuracy")
+        if (known := [v[key] for v in last if v.get(key) is not None])
     }
     if losses:
         validation["best_loss"] = min(losses)
     knobs = records[-1]["knobs"] if records else {}
-    assessed = [v for v in evaluated[-LAST:] if v.get("objective") is not None]
+    assessed = [v for v in evaluated[-LAST:] if all(v.get(key) is not None for key in ASSESSED)]
     if assessed:
         facts = {
             **facts,

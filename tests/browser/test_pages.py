@@ -78,6 +78,22 @@ def test_the_list_shows_runs_filters_and_sorts(runs, opened):
         page.goto("about:blank")
 
 
+def test_a_share_is_100_percent_only_when_it_is_exactly_used(tmp_path, opened):
+    shares = {9.98: "99.8%", 9.9999: "99.9%", 10.0: "100%", 10.04: "100.4%", 10.0001: "100.1%"}
+    shares |= {9.4: "94%", 10.6: "106%", 99.96: "10 times", 1234.0: "123 times"}
+    for energy in shares:
+        write_run(tmp_path / f"used-{energy}", done=5, energy=energy)
+    with served(tmp_path) as port:
+        page = opened(f"http://127.0.0.1:{port}/")
+        expect(rows(page)).to_have_count(len(shares))
+        for energy, shown in shares.items():
+            kept = "all 2 kept" if energy <= 10 else "1 of 2 kept"
+            expect(the(page, f"used-{energy}").locator(".budgets")).to_contain_text(kept)
+            told = f"worst: {shown} of energy"
+            expect(the(page, f"used-{energy}").locator(".budgets")).to_contain_text(told)
+        page.goto("about:blank")
+
+
 def test_a_new_round_and_a_new_run_appear_by_themselves(runs, opened):
     with served(runs) as port:
         page = opened(f"http://127.0.0.1:{port}/")

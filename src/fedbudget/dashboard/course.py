@@ -1,7 +1,6 @@
 """The course of a run so far, from rounds.jsonl: read once, then only what was added."""
 
 import json
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedbudget.dashboard.folders import opened
+from fedbudget.report import sound
 
 Budgets = Mapping[str, Sequence[Mapping[str, float]]]
 """accounting -> a device class each -> resource -> limit, as facts.json has them"""
@@ -19,6 +19,8 @@ SAMPLES = 24
 POINTS = 240
 TAIL = 1 << 13
 OVER = 1 + 1e-9
+LONGEST = 18
+"""digits of a client"""
 
 
 class Standing(NamedTuple):
@@ -106,7 +108,7 @@ def _add(course: Course, line: bytes, budgets: Budgets, known: int = 0) -> Cours
     try:
         record = json.loads(line)
         number = record["round"]
-        if not isinstance(number, int) or isinstance(number, bool):
+        if not sound.count(number) or isinstance(number, bool):
             raise ValueError
     except (ValueError, LookupError, TypeError, RecursionError):
         return replace(course, damaged=course.damaged + bool(line.strip()))
@@ -147,6 +149,7 @@ def _stand(before: Mapping[str, Standing], usage: Any, budgets: Budgets) -> Mapp
                 if isinstance(each, dict)
                 and (used := _number(each.get(resource))) is not None
                 and client.isdecimal()
+                and len(client) <= LONGEST
                 and (limit := classes[int(client) % len(classes)].get(resource))
             ]
             if shares:
@@ -162,6 +165,4 @@ def named(resource: str, accounting: str) -> str:
 
 
 def _number(value: Any) -> float | None:
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-        return float(value)
-    return None
+    return float(value) if sound.number(value) else None

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbudget.dashboard import folders
+from fedbudget.dashboard.folders import DAMAGE
 from fedbudget.errors import UserError
 from fedbudget.records import plain
 from fedbudget.report.load import Loaded, load_run
@@ -16,8 +17,6 @@ from fedbudget.report.page import document
 KEPT = 32
 MOST = 24
 """runs of a comparison"""
-DAMAGE = (UserError, OSError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError)
-"""what a file that was written by something else may lead to"""
 
 
 @dataclass
@@ -41,8 +40,8 @@ class Documents:
         return json.dumps(plain({"document": body, "problems": problems}), allow_nan=False)
 
     def _load(self, place: Path) -> Loaded:
-        if links := folders.links(place):
-            raise UserError(f"{', '.join(links)}: a link, and links are not followed")
+        if refused := folders.refused(place):
+            raise UserError("; ".join(refused))
         mark = folders.signature(place)
         known = self.loaded.pop(place, None)
         if known is None or known[0] != mark:

@@ -5,6 +5,8 @@ import stat
 from pathlib import Path
 from urllib.parse import quote
 
+from fedbudget.errors import UserError
+
 MARKS = frozenset({"rounds.jsonl", "summary.json", "facts.json"})
 """a folder with one of these is a run"""
 READ = ("rounds.jsonl", "summary.json", "facts.json", "config.toml")
@@ -12,11 +14,26 @@ DEPTH = 6
 LARGEST = 4 << 20
 """bytes of a settings file; nothing that a run writes comes near"""
 
+KINDS = {
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFDIR: "a folder",
+}
+
 Signature = tuple[tuple[int, int, int], ...]
 
 
 class RefusedError(Exception):
     """A file that is not read, and why."""
+
+
+DAMAGE = (
+    *(UserError, RefusedError, OSError, RecursionError),
+    *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError),
+)
+"""what a file that was written by something else may lead to"""
 
 
 def find(root: Path) -> dict[str, Path]:
@@ -69,9 +86,19 @@ def _mark(path: str) -> tuple[int, int, int]:
     return (about.st_ino, about.st_mtime_ns, about.st_size)
 
 
-def links(folder: Path) -> list[str]:
-    """Files of a run that lead elsewhere; they are not read."""
-    return [name for name in READ if (folder / name).is_symlink()]
+def refused(folder: Path) -> list[str]:
+    """Files of a run that are not read, and why: a link leads elsewhere, a pipe waits for ever."""
+    found = []
+    for name in READ:
+        try:
+            kind = stat.S_IFMT(os.lstat(folder / name).st_mode)
+        except OSError:
+            continue  # none is there; who reads it will say so
+        if kind == stat.S_IFLNK:
+            found.append(f"{name} is a link, and links are not followed")
+        elif kind != stat.S_IFREG:
+            found.append(f"{name} is {KINDS.get(kind, 'not a file')}, and only files are read")
+    return found
 
 
 def opened(path: Path) -> int:

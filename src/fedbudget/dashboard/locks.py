@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from fedbudget.dashboard.folders import RefusedError, opened
+
 try:
     import fcntl
 except ImportError:  # Windows
@@ -36,11 +38,12 @@ class Locks:
         lock = folder / ".lock"
         try:
             about = os.lstat(lock)
-            text = lock.read_bytes()[:20] if not lock.is_symlink() else b""
-        except OSError:
+            with os.fdopen(opened(lock), "rb") as file:
+                digits = file.read(20).strip()
+        except (OSError, RefusedError):
             return None
-        digits = text.strip()
-        found = Holder(int(digits) if digits.isdigit() else 0, lock)
+        # no system has processes of more digits
+        found = Holder(int(digits) if digits.isdigit() and len(digits) < 10 else 0, lock)
         age = time.time() - about.st_mtime
         if fcntl is None:
             return found if age < RECENT_S or _recent(folder) else None

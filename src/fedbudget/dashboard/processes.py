@@ -2,6 +2,7 @@
 
 import os
 import signal
+import stat
 import subprocess
 import sys
 from contextlib import suppress
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
+from fedbudget.dashboard.folders import RefusedError, opened
 from fedbudget.dashboard.locks import Holder, can_signal, taken
 from fedbudget.errors import UserError
 
@@ -37,12 +39,13 @@ class Processes:
         if self.alive(folder) or taken(folder / ".lock"):
             raise UserError("it is running already")
         command = [sys.executable, "-m", "fedbudget.cli", "resume", str(folder)]
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)
-        log = os.open(folder / LOG, flags, 0o644)
+        log = _log(folder / LOG)
         try:
             self.started[folder] = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
+        except OSError as error:
+            raise UserError(f"the resume cannot be started: {error.strerror}") from None
         finally:
             os.close(log)
         self.asked.pop(folder, None)
@@ -126,10 +129,28 @@ def _fedbudget(words: list[str]) -> bool:
     )
 
 
+def _log(path: Path) -> int:
+    """Empty and open for writing: no link, and no pipe that would wait for a reader."""
+    flags = os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    if path.is_symlink():
+        raise UserError(f"{path.name} is a link, and links are not followed: remove it")
+    try:
+        file = os.open(path, flags, 0o644)
+    except OSError as error:
+        raise UserError(f"{path.name} cannot be written: {error.strerror}") from None
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise UserError(f"{path.name} is not a file: remove it")
+    os.ftruncate(file, 0)
+    return file
+
+
 def _last(log: Path) -> str:
     """The last line of what a process printed."""
     try:
-        lines = log.read_bytes()[-4000:].decode(errors="replace").split("\n")
-    except OSError:
+        with os.fdopen(opened(log), "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 4000))
+            lines = file.read(4000).decode(errors="replace").split("\n")
+    except (OSError, RefusedError):
         return f"{log.name} cannot be read"
     return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "no output")

@@ -1,7 +1,6 @@
 """A run as the list shows it."""
 
 import json
-import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,10 +9,13 @@ from typing import Any, Literal, TypeGuard
 
 from fedbudget.dashboard import course, folders
 from fedbudget.dashboard.course import Budgets, Course, Standing
+from fedbudget.report import sound
 
 State = Literal["running", "stopping", "starting", "finished", "stopped", "damaged"]
 SHOWN = 48
 """points of a row's small picture"""
+LONGEST = 200
+"""characters of a name"""
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,9 @@ def know(folder: Path, signature: folders.Signature, before: Known | None) -> Kn
     # the budgets of an older run are known only once it goes on
     same = before is not None and before.facts.get("budgets") == facts.get("budgets")
     was = before.course if before and same else Course()
+    budgets = _budgets(facts, wrong)
     try:
-        now = course.read(folder / "rounds.jsonl", was, whole, _budgets(facts))
+        now = course.read(folder / "rounds.jsonl", was, whole, budgets)
         broken = ""
     except folders.RefusedError as error:
         now, broken = Course(), str(error)
@@ -85,19 +88,19 @@ def know(folder: Path, signature: folders.Signature, before: Known | None) -> Kn
     if not broken and not now.round and now.damaged:
         broken = "rounds.jsonl has no round that can be read"
     if now.damaged and not broken:
-        wrong.append(_count(now.damaged, "line") + " of rounds.jsonl cannot be read")
+        wrong.append(_lines(now.damaged) + " of rounds.jsonl cannot be read")
     if now.cut and not locked:
         wrong.append("the last line of rounds.jsonl is cut off; a resume runs that round again")
     if now.lost:
         wrong.append(f"the loss of round {now.lost} is not a number")
-    if finished and not broken and now.round < (_int(summary.get("rounds")) or 0):
+    if finished and not broken and now.round < (_count(summary.get("rounds")) or 0):
         wrong.append(f"summary.json says finished, rounds.jsonl ends at round {now.round}")
     standing: Mapping[str, Standing] | None = None
     if not whole:
-        standing = _standing(summary["usage"])
+        standing = _standing(summary["usage"], wrong)
     elif now.round and isinstance(facts.get("budgets"), dict):
         standing = now.standing
-    every = _int(config.get("checkpoint_every")) or 1
+    every = _count(config.get("checkpoint_every")) or 1
     saved = any((folder / "checkpoint").glob("round-*.safetensors"))
     return Known(
         signature=signature,
@@ -113,26 +116,35 @@ def know(folder: Path, signature: folders.Signature, before: Known | None) -> Kn
     )
 
 
+def unreadable(signature: folders.Signature, error: Exception) -> Known:
+    """What is known of a folder whose files are not what a run writes, in a way not thought of."""
+    why = f"it cannot be read ({type(error).__name__}: {str(error)[:LONGEST]})"
+    updated = max(signature[1][1], signature[2][1]) / 1e9
+    return Known(signature, {}, Course(), None, 0.0, updated, False, False, why, ())
+
+
 def show(id: str, label: str, known: Known, state: State | None, failed: str, control: bool) -> Row:
     """`state` is what its process says of it, `failed` why the last resume did not start."""
     facts, now = known.facts, known.course
     if state is None:
         state = "damaged" if known.broken else "finished" if known.finished else "stopped"
     live = state in ("running", "stopping", "starting")
-    rounds = _int(facts.get("rounds"))
+    rounds = _count(facts.get("rounds"))
     left = None
     if live and rounds and now.round and now.whole:
-        left = max(0, rounds - now.round) * known.wall_s / now.round
+        left = _finite(max(0, rounds - now.round) * known.wall_s / now.round)
     limits = known.standing or {}
     worst = max(limits, key=lambda r: limits[r].worst, default="")
     controller = facts.get("controller")
-    algorithm = str(facts.get("algorithm", ""))
+    method = str(facts.get("algorithm", ""))
+    if controller not in (None, "", "fixed"):
+        method = f"{method} + {controller}"
     return Row(
         id=id,
         folder=label,
-        name=str(facts.get("name") or label.rsplit("/", 1)[-1])[:200],
-        method=algorithm if controller in (None, "", "fixed") else f"{algorithm} + {controller}",
-        seed=_int(facts.get("seed")),
+        name=str(facts.get("name") or label.rsplit("/", 1)[-1])[:LONGEST],
+        method=method[:LONGEST],
+        seed=_seed(facts.get("seed")),
         state=state,
         why="; ".join(w for w in (known.broken, failed, *known.notes) if w),
         round=now.round,
@@ -141,9 +153,9 @@ def show(id: str, label: str, known: Known, state: State | None, failed: str, co
         points=_few(now.points),
         budgets=None if known.standing is None else len(limits),
         kept=sum(not s.over for s in limits.values()),
-        worst=limits[worst].worst if worst else None,
-        worst_of=worst,
-        wall_s=known.wall_s,
+        worst=_finite(limits[worst].worst) if worst else None,
+        worst_of=worst[:LONGEST],
+        wall_s=_finite(known.wall_s),
         left_s=left,
         updated=known.updated,
         can_stop=control and state == "running",
@@ -187,32 +199,35 @@ def _settings(path: Path, wrong: list[str]) -> dict[str, Any]:
     return {}
 
 
-def _budgets(facts: Mapping[str, Any]) -> Budgets:
+def _budgets(facts: Mapping[str, Any], wrong: list[str]) -> Budgets:
     """Limits in facts.json that are limits."""
     found: dict[str, list[dict[str, float]]] = {}
     budgets = facts.get("budgets")
     for accounting, classes in budgets.items() if isinstance(budgets, dict) else ():
         if isinstance(classes, list) and classes and all(isinstance(c, dict) for c in classes):
-            kept = [{r: v for r, v in c.items() if _share(v)} for c in classes]
+            kept = [{r: float(v) for r, v in c.items() if _share(v)} for c in classes]
             found[accounting] = kept
+            if sum(map(len, kept)) < sum(map(len, classes)):
+                wrong.append("facts.json has limits that are no numbers; they are left out")
     return found
 
 
-def _standing(usage: Mapping[str, Any]) -> dict[str, Standing]:
+def _standing(usage: Mapping[str, Any], wrong: list[str]) -> dict[str, Standing]:
     """As summary.json has it."""
     found = {}
     for accounting, resources in usage.items():
         for resource, use in resources.items() if isinstance(resources, dict) else ():
             worst = use.get("worst_ratio", use.get("ratio")) if isinstance(use, dict) else None
-            if _share(worst):
-                title = course.named(resource, accounting)
-                found[title] = Standing(float(worst), _int(use.get("rounds_over")) or 0)
+            title = course.named(resource, accounting)
+            if worst == 0 or _share(worst):
+                found[title] = Standing(float(worst), _count(use.get("rounds_over")) or 0)
+            elif worst is not None:
+                wrong.append(f"summary.json: what was used of {title[:LONGEST]} is no number")
     return found
 
 
 def _share(value: Any) -> TypeGuard[float]:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and math.isfinite(value) and value > 0
+    return sound.number(value) and value > 0
 
 
 def _wall(summary: Mapping[str, Any]) -> float:
@@ -221,9 +236,19 @@ def _wall(summary: Mapping[str, Any]) -> float:
     return float(wall) if _share(wall) else 0.0
 
 
-def _int(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+def _count(value: Any) -> int | None:
+    return value if sound.count(value) and not isinstance(value, bool) else None
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' if number > 1 else ''}"
+def _seed(value: Any) -> int | None:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return value if whole and 0 <= value < 2**63 else None
+
+
+def _finite(value: float) -> float:
+    """Sums and quotients of large numbers may be infinite, which JSON has no word for."""
+    return min(value, sound.MOST)
+
+
+def _lines(number: int) -> str:
+    return f"{number} line{'s' if number > 1 else ''}"

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import signal
 import socket
 import webbrowser
 from pathlib import Path
@@ -52,12 +53,14 @@ def serve(root: Path, host: str, port: int, open_browser: bool, control: bool, t
     shown = host if host not in ("0.0.0.0", "::", "") else socket.gethostname()
     url = f"http://{f'[{shown}]' if ':' in shown else shown}:{number}/"
     address = f"{url}?token={secret}" if ask else url
-    say(f"fedbudget dashboard of {root}: {address} (Ctrl-C ends it)")
-    if not near:
-        say("anyone with this address can see the runs; it is sent without encryption")
-    if open_browser:
-        webbrowser.open(address)
+    # whoever reads the address may end the server: also where a shell has told it to ignore that
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
+        say(f"fedbudget dashboard of {root}: {address} (Ctrl-C ends it)")
+        if not near:
+            say("anyone with this address can see the runs; it is sent without encryption")
+        if open_browser:
+            webbrowser.open(address)
         asyncio.run(Server(gate, app.state.watch).serve([listening]))
     except KeyboardInterrupt:
         pass  # as it is meant to end

@@ -9,7 +9,7 @@ from pathlib import Path
 from fedbudget.dashboard import folders
 from fedbudget.dashboard.locks import Locks, can_signal
 from fedbudget.dashboard.processes import Processes
-from fedbudget.dashboard.rows import Known, Row, State, know, show
+from fedbudget.dashboard.rows import Known, Row, State, know, show, unreadable
 from fedbudget.errors import UserError
 
 WALK_S = 3.0
@@ -36,7 +36,8 @@ class Shelf:
             if time.monotonic() - self.walked > WALK_S:
                 self.places = folders.find(self.root)
                 for gone in self.known.keys() - self.places.keys():
-                    del self.known[gone], self.drawn[gone]
+                    self.known.pop(gone, None)
+                    self.drawn.pop(gone, None)
                 self.walked = time.monotonic()
             found = {
                 id: row
@@ -53,13 +54,18 @@ class Shelf:
             return None  # it was removed since the last walk
         known = self.known.get(id)
         if known is None or known.signature != mark:
-            known = self.known[id] = know(place, mark, known)
+            known = self.known[id] = _known(place, mark, known)
         state = self._state(place, any(mark[-1]))
         failed = self.processes.failed.get(place, "")
         drawn = self.drawn.get(id)
         if drawn is None or drawn[:3] != (known, state, failed):
             label = folders.label(self.root, place)
-            row = show(id, label, known, state, failed, self.control and can_signal())
+            control = self.control and can_signal()
+            try:
+                row = show(id, label, known, state, failed, control)
+            except folders.DAMAGE as error:
+                known = self.known[id] = unreadable(mark, error)
+                row = show(id, label, known, state, failed, control)
             drawn = self.drawn[id] = (known, state, failed, row)
         return drawn[3]
 
@@ -94,3 +100,11 @@ class Shelf:
             raise UserError(f"it is {row.state if row else 'gone'} and cannot go on")
         with self.guard:
             self.processes.resume(place)
+
+
+def _known(place: Path, mark: folders.Signature, before: Known | None) -> Known:
+    """One folder must not take the others with it, whatever is in it."""
+    try:
+        return know(place, mark, before)
+    except folders.DAMAGE as error:
+        return unreadable(mark, error)

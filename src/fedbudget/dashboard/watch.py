@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from fedbudget.dashboard.folders import DAMAGE
 from fedbudget.dashboard.rows import Row
 from fedbudget.dashboard.shelf import Shelf
 
@@ -70,7 +71,7 @@ class Watch:
     async def _keep_looking(self) -> None:
         while self.watchers and not self.closing:
             await asyncio.sleep(EVERY_S)
-            with suppress(OSError):  # a disk that is away for a moment
+            with suppress(*DAMAGE):  # a disk that is away for a moment: the next look may do
                 await self.look()
 
 

@@ -27,6 +27,10 @@ NUMBERS = 1 << 17
 """weights of agents' own models that are looked at together"""
 MOST_SCORED = 100
 """agents whose own model is tried on the validation data"""
+MOST_LISTED = 1000
+"""agents that a summary has figures of, one by one"""
+Figures = dict[str, float | dict[str, list[float]]]
+"""of all agents together, and under "agents" of each"""
 
 
 class Own(NamedTuple):
@@ -130,7 +134,7 @@ def score(plan: Plan, model: FlatModel, weights: Tensor, examples: Examples) -> 
 
 def final(
     plan: Plan, model: FlatModel, sent: Sent, acks: Mapping[int, Ack], kept: Kept
-) -> tuple[dict[str, float], Iterator[tuple[int, Tensor]]]:
+) -> tuple[Figures, Iterator[tuple[int, Tensor]]]:
     """Figures of the agents' own models when a run ends, as they are and put into their sets.
 
     Returns the models too: projected where the plan says so.
@@ -140,10 +144,12 @@ def final(
     accuracies: list[float] = []
     projected_accuracies: list[float] = []
     sparsities: list[float] = []
+    distances: list[float] = []
     validation = plan.validation
     for own in personal_models(plan, model.layout, sent, acks, kept):
         mean += (own.inside / len(plan.constraints)).sum(0)
         sparsities += (own.inside == 0).double().mean(-1).tolist()
+        distances += torch.linalg.vector_norm(own.models - own.inside, dim=-1).tolist()
         if validation is not None and plan.task.accuracy:
             for agent, *both in zip(own.agents, own.models, own.inside, strict=True):
                 if agent < MOST_SCORED:
@@ -152,10 +158,14 @@ def final(
                     ):
                         found = score(plan, model, weights, validation)
                         where.append(found.correct / found.size)
-    figures = {
+    figures: Figures = {
         "projected_objective": objective(plan, model, mean),
         "projected_sparsity": math.fsum(sparsities) / len(sparsities),
     }
+    agents = {"distance": distances[:MOST_LISTED]}
+    if all(set.convex for set in plan.constraints):  # else it may be the very number of the set
+        agents["projected_sparsity"] = sparsities[:MOST_LISTED]
+    figures["agents"] = agents
     if accuracies and validation is not None:
         figures["personal_accuracy"] = math.fsum(accuracies) / len(accuracies)
         figures["projected_personal_accuracy"] = math.fsum(projected_accuracies) / len(accuracies)

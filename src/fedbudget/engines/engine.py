@@ -12,6 +12,7 @@ from fedbudget.algorithms.algorithm import ClientState, Sent
 from fedbudget.client import Agent, train_client
 from fedbudget.data.examples import Numbers, in_order
 from fedbudget.engines import assess
+from fedbudget.engines.assess import Figures
 from fedbudget.errors import StateLostError
 from fedbudget.models.flat import FlatModel
 from fedbudget.plan import Plan
@@ -65,7 +66,7 @@ class Engine(Protocol):
 
     def final(
         self, sent: Sent, acks: Mapping[int, Ack]
-    ) -> tuple[dict[str, float], Iterator[tuple[int, Tensor]]]:
+    ) -> tuple[Figures, Iterator[tuple[int, Tensor]]]:
         """The agents' own models when a run with constraint sets ends, and their figures."""
         ...
 
@@ -142,7 +143,7 @@ class Agents:
 
     def final(
         self, sent: Sent, acks: Mapping[int, Ack]
-    ) -> tuple[dict[str, float], Iterator[tuple[int, Tensor]]]:
+    ) -> tuple[Figures, Iterator[tuple[int, Tensor]]]:
         with one_thread():
             return assess.final(self.plan, self._model, sent, acks, partial(self._valid, acks))
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from fedbudget.algorithms.algorithm import Sent
 from fedbudget.codecs import frame
 from fedbudget.codecs.frame import Packed
+from fedbudget.engines.assess import Figures
 from fedbudget.engines.embedded import InProcess
 from fedbudget.errors import UserError
 from fedbudget.flower import records
@@ -136,7 +137,7 @@ class GridEngine:
 
     def final(
         self, sent: Sent, acks: Mapping[int, Ack]
-    ) -> tuple[dict[str, float], Iterator[tuple[int, Tensor]]]:
+    ) -> tuple[Figures, Iterator[tuple[int, Tensor]]]:
         if self.simulated:
             return self.home.final(sent, acks)
         found = self._ask(records.FINAL, sent, acks, ("projected_sparsity",))

@@ -18,10 +18,13 @@ class Line:
     place: int = 0
     """its colour and dashes; the same run has the same place in every chart"""
     steps: bool = False
+    points: bool = False
+    """values that have nothing to do with their neighbours; the band is a bar at each"""
 
     def to_json(self) -> dict[str, Any]:
         band = {"low": _numbers(self.low), "high": _numbers(self.high)} if self.banded else {}
         own = {"name": self.name, "place": self.place, "steps": self.steps}
+        own |= {"points": True} if self.points else {}
         return {**own, "x": _numbers(self.x), "y": _numbers(self.y), **band}
 
     @property

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fedbudget.report.chart import Chart
-from fedbudget.report.constrained import constrained_chart
+from fedbudget.report.constrained import agents_chart, constrained_chart
 from fedbudget.report.knobs import knobs_chart, layers_chart
 from fedbudget.report.load import Loaded
 from fedbudget.report.loss import cost_chart, loss_chart
@@ -15,8 +15,8 @@ from fedbudget.report.usage import duals_chart, usage_chart
 def charts(runs: Sequence[Loaded]) -> list[Chart]:
     """The loss is always first."""
     makers = (
-        *(loss_chart, cost_chart, constrained_chart, usage_chart, duals_chart),
-        *(knobs_chart, layers_chart, traffic_chart, failures_chart),
+        *(loss_chart, cost_chart, constrained_chart, agents_chart, usage_chart),
+        *(duals_chart, knobs_chart, layers_chart, traffic_chart, failures_chart),
     )
     commands = list(dict.fromkeys(run.command for run in runs if run.command))
     return [replace(chart, commands=commands) for make in makers if (chart := make(runs))]

@@ -1,12 +1,14 @@
 """Runs whose agents have private sets: the objective, and how far agents are outside."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import fmean, stdev
 
 from fedbudget.report.chart import Chart, Panel, far_apart
 from fedbudget.report.course import by_run
 from fedbudget.report.load import Loaded, by_name
 from fedbudget.report.sheets import Sheet
+from fedbudget.report.sound import number
 
 FIGURES = {
     "objective": ("Objective", "mean training loss (nats)"),
@@ -30,9 +32,43 @@ def constrained_chart(runs: Sequence[Loaded]) -> Chart | None:
     text = (
         "Agents with private sets: the objective (mean over agents of the loss of the mean model "
         "on their own data), and the Euclidean distance of each agent's own model to its set, mean "
-        "and worst; with seeds the mean, and their range as a band."
+        "and worst; with seeds the mean over those that reached the round, and their range as a band."
     )
     return Chart("constraints", "Objective and infeasibility", text, [panels])
+
+
+AGENTS = {
+    "distance": ("Distance to the own set", "distance before projection (norm)"),
+    "projected_sparsity": ("Sparsity", "share of weights that are 0"),
+}
+
+
+def agents_chart(runs: Sequence[Loaded]) -> Chart | None:
+    """A point an agent, of runs that have ended."""
+    panels = []
+    for key, (title, y) in AGENTS.items():
+        curves = {n: [_agents(run, key) for run in same] for n, same in by_name(runs).items()}
+        lines = [replace(line, points=True) for line in by_run(runs, curves)]
+        if lines:
+            panels.append(Panel(title, "agent", y, lines, zero=True))
+    if not panels:
+        return None
+    text = (
+        "Each agent's own model when the run ended: its distance to the agent's set, and the share "
+        "of weights that are 0 once it is put into the set; with seeds the mean, and their range "
+        "as a bar. Of the first 1000 agents; not of runs with privacy, nor of Flower nodes, which "
+        "keep these figures to themselves. No sparsity for top-k sets: it would tell their k."
+    )
+    return Chart("agents", "Each agent's own model", text, [panels])
+
+
+def _agents(run: Loaded, key: str) -> dict[int, float]:
+    """By agent; empty where the summary does not say."""
+    agents = (run.summary.get("personal") or {}).get("agents")
+    found = agents.get(key) if isinstance(agents, dict) else None
+    if not isinstance(found, list):
+        return {}
+    return {agent: float(value) for agent, value in enumerate(found) if number(value)}
 
 
 def constrained_sheet(runs: Sequence[Loaded]) -> Sheet | None:
@@ -67,4 +103,4 @@ def _own(run: Loaded) -> dict[str, float]:
         **({"mean distance": away.get("mean"), "worst distance": away.get("max")} if away else {}),
         **(run.summary.get("personal") or {}),
     }
-    return {key: float(v) for key, v in found.items() if isinstance(v, int | float)}
+    return {key: float(v) for key, v in found.items() if number(v)}

@@ -12,14 +12,13 @@ Course = Mapping[int, Point]
 
 
 def over_seeds(curves: Sequence[Mapping[int, float]]) -> dict[int, Point]:
-    """Mean and range over the seeds, of the rounds that all of them have.
+    """Mean and range of each round over the seeds that have it.
 
     >>> over_seeds([{1: 2.0, 2: 1.0}, {1: 4.0}, {}])
-    {1: (3.0, 2.0, 4.0)}
+    {1: (3.0, 2.0, 4.0), 2: (1.0, 1.0, 1.0)}
     """
-    known = [curve for curve in curves if curve]
-    rounds = sorted(set.intersection(*map(set, known))) if known else []
-    values = {round: [curve[round] for curve in known] for round in rounds}
+    rounds = sorted(set().union(*curves))
+    values = {round: [curve[round] for curve in curves if round in curve] for round in rounds}
     return {round: (fmean(x), min(x), max(x)) for round, x in values.items()}
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbudget.errors import UserError
-from fedbudget.report.sound import count, number
+from fedbudget.report.sound import DEEPEST, count, name, number, whole
 from fedbudget.units import parse
 
 OPEN = (
@@ -37,7 +37,7 @@ def facts_of(path: Path, config: str) -> tuple[dict[str, Any], list[str]]:
 def _sound(facts: Mapping[str, Any]) -> bool:
     budgets = facts.get("budgets")
     return (
-        isinstance(facts.get("name"), str)
+        name(facts.get("name"))
         and isinstance(facts.get("seed"), int)
         and count(facts.get("rounds"))
         and count(facts.get("clients"))
@@ -48,6 +48,7 @@ def _sound(facts: Mapping[str, Any]) -> bool:
             for classes in budgets.values()
             for limits in classes
         )
+        and all(len({frozenset(limits) for limits in classes}) <= 1 for classes in budgets.values())
         and isinstance(facts.get("layers", []), list)
         and all(isinstance(name, str) for name in facts.get("layers", []))
     )
@@ -55,31 +56,33 @@ def _sound(facts: Mapping[str, Any]) -> bool:
 
 def _from_config(path: Path, settings: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
     """Facts as far as they go, and whether some budget cannot be told from the config alone."""
-    data, train = settings.get("data", {}), settings.get("train", {})
-    classes, unresolved = _budgets(settings.get("budget", {}))
-    accounting = settings.get("budget", {}).get("accounting", "counted")
+    names = ("data", "train", "budget", "control", "model")
+    given = ((key, settings.get(key)) for key in names)
+    tables = {key: value if isinstance(value, dict) else {} for key, value in given}
+    classes, unresolved = _budgets(tables["budget"])
+    accounting = str(tables["budget"].get("accounting", "counted"))
     named, seed = _named(path)
     return {
         "name": str(settings.get("name") or named),
-        "algorithm": settings.get("algorithm", ""),
-        "controller": settings.get("control", {}).get("controller", ""),
+        "algorithm": str(settings.get("algorithm", "")),
+        "controller": str(tables["control"].get("controller", "")),
         "seed": _whole(settings.get("seed"), seed),
-        "clients": _whole(data.get("clients"), 0),
-        "cohort": _whole(train.get("cohort"), 0),
+        "clients": _whole(tables["data"].get("clients"), 0),
+        "cohort": _whole(tables["train"].get("cohort"), 0),
         "rounds": _whole(settings.get("rounds"), 0),
         "budgets": {accounting: classes} if classes else {},
-        "layers": _layers(settings.get("model", {})),
+        "layers": _layers(tables["model"]),
         "command": "",
     }, unresolved
 
 
 def _named(path: Path) -> tuple[str, int]:
     """planner/seed-3 is seed 3 of planner."""
-    name = path.resolve().name
-    number = name.removeprefix("seed-")
-    if number != name and number.isdigit():
-        return path.resolve().parent.name, int(number)
-    return name, 0
+    folder = path.resolve().name
+    seed = folder.removeprefix("seed-")
+    if seed != folder and whole(seed):
+        return path.resolve().parent.name, int(seed)
+    return folder, 0
 
 
 def _whole(value: Any, default: int) -> int:
@@ -96,7 +99,7 @@ def _budgets(table: Mapping[str, Any]) -> tuple[list[dict[str, float]], bool]:
         own = limit if isinstance(limit, list) else [limit] * number_of
         try:
             amounts = [parse(text, resource) for text in own]
-        except UserError:
+        except (UserError, OverflowError):
             amounts = []
         if len(amounts) != number_of or any(amount.kind != "si" for amount in amounts):
             unresolved = True
@@ -109,6 +112,11 @@ def _budgets(table: Mapping[str, Any]) -> tuple[list[dict[str, float]], bool]:
 def _layers(model: Mapping[str, Any]) -> list[str]:
     """A GPT's layer groups, bottom up; what other models have is in facts.json only."""
     blocks = str(model.get("size", "")).partition("x")[0]
-    if model.get("kind") != "gpt" or model.get("layers") or not blocks.isdigit():
+    if (
+        model.get("kind") != "gpt"
+        or model.get("layers")
+        or not whole(blocks)
+        or int(blocks) > DEEPEST
+    ):
         return []
     return ["embeddings", *(f"block {i + 1}" for i in range(int(blocks))), "head"]

@@ -1,5 +1,6 @@
 """Charts drawn by matplotlib, for papers: PNG, SVG, PDF."""
 
+import math
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,8 +21,14 @@ from fedbudget.report.loss import loss_chart
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 STYLES = (*("-", "--", "-.", (0, (1, 1)), (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (3, 1))),)
 """for lines that lie on each other, and for print in grey"""
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+COUNTED = ("round", "agent")
+"""x axes without fractions"""
 WIDTH = {1: 6.4, 2: 8.4, 3: 11.0}
 """inches of a figure by its columns"""
+
+INSIDE = 5
+"""names that have room among the curves"""
 
 COARSE = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
 FINE = (0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 7, 10)
@@ -50,9 +57,9 @@ def drawn(chart: Chart) -> Figure:
                 axes.set_visible(False)
             for axes, panel in zip(axes_of, panels, strict=False):
                 _panel(axes, panel, size[0] / columns)
-        if alone and chart.panels[0].lines:
+        if alone and 0 < len(chart.panels[0].lines) <= INSIDE:
             figure.axes[0].legend(frameon=False)
-        elif not alone:
+        else:
             legend_below(figure)
     return figure
 
@@ -66,7 +73,7 @@ def _panel(axes: Axes, panel: Panel, width: float) -> None:
     title = textwrap.fill(panel.title, int(width * 13))  # letters that fit
     tidy(axes, panel.y, title.replace("$", r"\$"))
     axes.set_xlabel(panel.x)
-    if panel.x != "round":
+    if panel.x not in COUNTED:
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
     if panel.strip:
         _strip(axes, panel.strip)
@@ -94,9 +101,14 @@ def _line(axes: Axes, line: Line) -> None:
         look["marker"] = "o"
     label = line.name.replace("$", r"\$")
     label = " " + label if label.startswith("_") else label  # matplotlib hides such names
+    if line.points:
+        place = line.place % len(MARKERS)
+        look |= {"linestyle": "none", "marker": MARKERS[place], "markersize": 4, "clip_on": False}
+        if line.banded:
+            axes.vlines(line.x, line.low, line.high, color=colour(line.place), linewidth=1)
     drawstyle: Any = "steps-mid" if line.steps else "default"
     axes.plot(line.x, line.y, drawstyle=drawstyle, linewidth=1.6, label=label, **look)
-    if line.banded:
+    if line.banded and not line.points:
         how: Any = "mid" if line.steps else None
         band = {"color": colour(line.place), "alpha": 0.18, "linewidth": 0, "step": how}
         axes.fill_between(line.x, line.low, line.high, **band)
@@ -138,17 +150,21 @@ def tidy(axes: Axes, y: str = "", title: str = "") -> None:
 
 
 def legend_below(figure: Figure, columns: int = 4) -> None:
-    """The lines' names once, from all panels."""
+    """The lines' names once, from all panels; long ones in fewer columns, many make it higher."""
     known: dict[str, Artist] = {}
     for axes in figure.axes:
         handles, labels = axes.get_legend_handles_labels()
         known |= {label: handle for handle, label in zip(handles, labels, strict=True)}
     if known:
+        width, height = figure.get_size_inches()
+        longest = max(map(len, known)) + 7  # and the line before it
+        columns = max(1, min(columns, len(known), int(width * 12 / longest)))
+        figure.set_size_inches(width, height + 0.2 * (math.ceil(len(known) / columns) - 1))
         figure.legend(
             list(known.values()),
             list(known),
             loc="outside lower center",
-            ncols=min(columns, len(known)),
+            ncols=columns,
             frameon=False,
         )
 

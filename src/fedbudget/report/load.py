@@ -166,10 +166,13 @@ def run_folders(path: Path) -> list[Path]:
 def _natural(path: Path) -> list[tuple[int, str]]:
     """seed-2 before seed-10"""
     parts = re.split(r"(\d+)", str(path))
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
-SAME = ("name", "seed", "workers", "engine", "checkpoint_every", "data.path")
+SAME = (
+    *("name", "seed", "workers", "engine", "checkpoint_every", "track"),
+    *("data.path", "constraints.save_personal"),
+)
 """settings that leave the result as it is, or tell seeds apart"""
 
 

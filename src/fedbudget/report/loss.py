@@ -22,7 +22,10 @@ def loss_chart(runs: Sequence[Loaded]) -> Chart:
             label = f"{name} ({len(same)} seeds)" if len(same) > 1 else name
             last = next(reversed(course.values()))[0]
             lines.append(line(course, f"{label}: {last:.2f}", place))
-    text = "Validation loss after each round: the mean over seeds; the band is their range."
+    text = (
+        "Validation loss after each round: the mean over the seeds that reached it; the band is "
+        "their range. The number beside a name is the last round's."
+    )
     return Chart("loss", "Validation loss", text, [[Panel("", "round", Y, lines)]])
 
 
@@ -64,7 +67,8 @@ def cost_chart(runs: Sequence[Loaded]) -> Chart | None:
     text = (
         "The same losses against what the run had spent by then: energy as it is counted (work by "
         "a device profile, not a meter) and bytes sent up, summed over all clients, and the time "
-        "the run took on the machine it ran on. With seeds, both axes are means."
+        "the run took on the machine it ran on. With seeds, both axes are means over those that went "
+        "furthest."
     )
     return Chart("cost", "Validation loss by what it cost", text, [panels])
 
@@ -73,10 +77,13 @@ def _against(same: Sequence[Loaded], what: str, name: str, place: int) -> Line |
     """Loss against the amount spent until its round."""
     seeds = [(dict(run.losses()), _so_far(run, what)) for run in same]
     seeds = [(losses, spent) for losses, spent in seeds if losses and spent]
+    # what one that stopped had spent would bend the line backwards where it ends
+    last = max((max(losses) for losses, _ in seeds), default=0)
+    seeds = [(losses, spent) for losses, spent in seeds if max(losses) == last]
     course = over_seeds([losses for losses, _ in seeds])
     if not course:
         return None
-    x = [fmean(spent[round] for _, spent in seeds) for round in course]
+    x = [fmean(spent[round] for losses, spent in seeds if round in losses) for round in course]
     return replace(line(course, name, place), x=x)
 
 

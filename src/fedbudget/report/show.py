@@ -1,4 +1,4 @@
-"""A report as the command line has it: tables on the terminal, and all of it as files."""
+"""A report as the command line has it: verdict and tables on the terminal, and all of it as files."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,6 +7,7 @@ from fedbudget.report.load import find_runs, told_apart
 from fedbudget.report.robustness import robustness_sheet
 from fedbudget.report.tables import comparison, device_classes
 from fedbudget.report.target import default_target, target_sheet
+from fedbudget.report.verdict import verdict
 from fedbudget.report.write import write_report
 from fedbudget.terminal import console, say
 
@@ -30,8 +31,11 @@ def show(
     shown = [comparison(runs), *more]
     if own and protocol != "robustness":  # there the table says it already
         shown.append(own)
+    there = console()
+    for line in verdict(runs):
+        there.print(line, highlight=False, markup=False, soft_wrap=not there.is_terminal)
     for sheet in shown:
-        console().print(sheet.terminal())
+        there.print(sheet.terminal(there.width))
     for run in runs:
         for note in run.notes:
             say(f"{run.path}: {note}")

@@ -21,9 +21,19 @@ def count(value: Any) -> bool:
     return isinstance(value, int) and 0 <= value <= COUNT
 
 
+def name(value: Any) -> bool:
+    """Text that can be written; JSON may hold halves of characters."""
+    return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
+
+
+def whole(text: str) -> bool:
+    """A number in digits, of a size that such numbers have."""
+    return text.isdecimal() and len(text) < 10
+
+
 def sound_record(record: Mapping[str, Any]) -> dict[str, Any] | None:
     """The record with what older runs did not write; None where it cannot be one."""
-    whole: dict[str, Any] = {
+    full: dict[str, Any] = {
         **dict.fromkeys(NUMBERS, 0),
         **{key: {} for key in TABLES},
         "cohort": [],
@@ -33,21 +43,21 @@ def sound_record(record: Mapping[str, Any]) -> dict[str, Any] | None:
         **record,
     }
     good = (
-        number(whole["round"])
-        and whole["round"] >= 1
-        and all(number(whole[key]) for key in NUMBERS)
-        and all(isinstance(whole[key], dict) for key in TABLES)
-        and isinstance(whole["cohort"], list)
-        and all(isinstance(client, int) for client in whole["cohort"])
-        and isinstance(whole["skipped"], list)
-        and count(whole["late"])
-        and _scores(whole["validation"])
-        and all(_knobs(own) for own in whole["knobs"].values())
-        and all(_amounts(own) for own in whole["duals"].values())
-        and all(_usage(clients) for clients in whole["usage"].values())
-        and all(isinstance(why, str) for key in TABLES[3:] for why in whole[key].values())
+        number(full["round"])
+        and full["round"] >= 1
+        and all(number(full[key]) for key in NUMBERS)
+        and all(isinstance(full[key], dict) for key in TABLES)
+        and isinstance(full["cohort"], list)
+        and all(isinstance(client, int) for client in full["cohort"])
+        and isinstance(full["skipped"], list)
+        and count(full["late"])
+        and _scores(full["validation"])
+        and all(_knobs(own) for own in full["knobs"].values())
+        and all(_amounts(own) for own in full["duals"].values())
+        and all(_usage(clients) for clients in full["usage"].values())
+        and all(isinstance(why, str) for key in TABLES[3:] for why in full[key].values())
     )
-    return whole if good else None
+    return full if good else None
 
 
 def alike(records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -83,7 +93,7 @@ def _usage(clients: Any) -> bool:
     """Every client reports the same resources."""
     return (
         isinstance(clients, dict)
-        and all(client.isdigit() and _amounts(use) for client, use in clients.items())
+        and all(whole(client) and _amounts(use) for client, use in clients.items())
         and len({frozenset(use) for use in clients.values()}) <= 1
     )
 
@@ -93,13 +103,14 @@ def sound_summary(summary: Mapping[str, Any]) -> bool:
     validation, usage = summary.get("validation"), summary.get("usage")
     wire, time = summary.get("wire"), summary.get("time")
     return (
-        isinstance(summary.get("name"), str)
+        name(summary.get("name"))
         and all(isinstance(summary.get(key), int) for key in ("seed", "rounds", "rounds_done"))
         and isinstance(validation, dict)
         and all(map(number, validation.values()))
         and isinstance(usage, dict)
         and all(isinstance(uses, dict) for uses in usage.values())
         and all(_use(use) for uses in usage.values() for use in uses.values())
+        and len({_classes(use) for uses in usage.values() for use in uses.values()} - {0}) <= 1
         and isinstance(wire, dict)
         and all(number(wire.get(key)) for key in ("up_bytes", "down_bytes"))
         and isinstance(time, dict)
@@ -114,6 +125,12 @@ def _private(value: Any) -> bool:
     if not isinstance(value, dict) or "epsilon" not in value:
         return False
     return value["epsilon"] is None or number(value["epsilon"])
+
+
+def _classes(use: Mapping[str, Any]) -> int:
+    """Device classes that its budget tells apart."""
+    given = use.get("budget", [])
+    return len(given) if isinstance(given, list) else 1
 
 
 def _use(use: Any) -> bool:

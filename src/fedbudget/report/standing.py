@@ -70,7 +70,9 @@ def shares(run: Loaded, limit: Limit) -> list[tuple[int, dict[str, float]]]:
     for record in run.records:
         used = record.get("usage", {}).get(limit.accounting, {})
         ratios = {
-            c: u[limit.resource] / limit.classes[device_class(c, number)] for c, u in used.items()
+            c: u[limit.resource] / limit.classes[device_class(c, number)]
+            for c, u in used.items()
+            if limit.resource in u
         }
         if ratios:
             found.append((int(record["round"]), ratios))

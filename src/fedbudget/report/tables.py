@@ -15,6 +15,8 @@ __all__ = ["caption", "columns", "comparison", "device_classes", "markdown", "ro
 
 SHORT = {"communication": "uplink", "temperature": "heat"}
 """headings for narrow terminals"""
+SPARE = ("time", "sent", "spent", "accuracy", "budgets", "seeds", "rounds")
+"""columns that a narrow terminal leaves out, the first ones first"""
 
 
 def megabytes(count: float) -> str:
@@ -41,8 +43,10 @@ def caption(runs: Sequence[Loaded]) -> str:
     if names := [SHORT.get(r, r) for r in budgeted(runs)]:
         text += (
             f" {', '.join(names)}: usage of the worst client and round over its budget, and in "
-            "brackets the rounds in which any client was over."
+            "brackets the rounds in which any client was over"
         )
+        most = max(map(len, by_name(runs).values()))
+        text += ", of the seed that had most." if most > 1 else "."
         kinds = {accounting(run.summary) for run in runs}
         if "paper" in kinds:
             text += (
@@ -117,7 +121,7 @@ def _kept(summaries: Sequence[Mapping[str, Any]], resource: str) -> str:
 
 
 def comparison(runs: Sequence[Loaded]) -> Sheet:
-    return Sheet(columns(runs), rows(runs), caption(runs))
+    return Sheet(columns(runs), rows(runs), caption(runs), spare=SPARE)
 
 
 def device_classes(runs: Sequence[Loaded]) -> Sheet | None:
@@ -132,8 +136,8 @@ def device_classes(runs: Sequence[Loaded]) -> Sheet | None:
     return Sheet(CLASS_COLUMNS, found, text, "device classes")
 
 
-def terminal(runs: Sequence[Loaded]) -> Table:
-    return comparison(runs).terminal()
+def terminal(runs: Sequence[Loaded], width: int | None = None) -> Table:
+    return comparison(runs).terminal(width)
 
 
 def markdown(runs: Sequence[Loaded]) -> str:

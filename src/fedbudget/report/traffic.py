@@ -49,7 +49,7 @@ def traffic_chart(runs: Sequence[Loaded]) -> Chart | None:
         return None
     text = (
         "Bytes on the wire in each round, of the whole cohort, as they were encoded; with seeds "
-        "the mean, and their range as a band."
+        "the mean over those that reached it, and their range as a band."
     )
     return Chart("traffic", "Bytes sent", text, [panels])
 
@@ -69,7 +69,8 @@ def failures_chart(runs: Sequence[Loaded]) -> Chart | None:
         return None
     text = (
         "What went wrong or was left out in each round, as a count of clients; with seeds the "
-        "mean, and their range as a band. The reasons are in the table of failures."
+        "mean over those that reached it, and their range as a band. The reasons are in the table of "
+        "failures."
     )
     return Chart("failures", "Failures by round", text, in_rows(panels, 2))
 

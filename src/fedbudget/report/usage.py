@@ -18,9 +18,12 @@ def usage_chart(runs: Sequence[Loaded]) -> Chart | None:
     if not budgeted:
         return None
     if any(classes(run) > 1 for same in budgeted.values() for run in same):
-        rows: list[Sequence[Panel]] = [_class_row(name, same) for name, same in budgeted.items()]
+        every = [_class_row(name, same) for name, same in budgeted.items()]
+        rows: list[Sequence[Panel]] = [row for row in every if row]
     else:
         rows = _resource_rows(runs, budgeted)
+    if not rows:
+        return None
     text = (
         "Usage over budget, the worst client of each round and seed; the line across at 1 is "
         "the budget. Counted and the papers' proxies (paper) are different units."
@@ -46,11 +49,12 @@ def _resource_rows(
             title = f"{resource}, {accounting}"
             title += f": budget {amounts.pop()}" if len(amounts) == 1 else ""
             lines = [
-                line(_worst_of(budgeted[name], limit, None), name, places[name])
+                line(course, name, places[name])
                 for name, limit in known
+                if (course := _worst_of(budgeted[name], limit, None))
             ]
-            panels.append(_ratios(title, lines))
-        rows += in_rows(panels, 2 if len(kinds) == 1 else len(panels))
+            panels += [_ratios(title, lines)] if lines else []
+        rows += in_rows(panels, 2 if len(kinds) == 1 else max(1, len(panels)))
     return rows
 
 
@@ -60,11 +64,12 @@ def _class_row(name: str, same: Sequence[Loaded]) -> list[Panel]:
     for limit in limits(same[0]):
         several = len(limit.classes) > 1
         lines = [
-            line(_worst_of(same, limit, which), _class(which, several), which)
+            line(course, _class(which, several), which)
             for which in range(len(limit.classes))
+            if (course := _worst_of(same, limit, which))
         ]
         title = f"{name}: {limit.resource}, {limit.accounting}: budget {limit.written()}"
-        panels.append(_ratios(title, lines))
+        panels += [_ratios(title, lines)] if lines else []
     return panels
 
 

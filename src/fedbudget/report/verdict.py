@@ -1,6 +1,7 @@
 """The result in sentences: which budgets were kept, at what loss, and what to be careful about."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import NamedTuple
 
@@ -41,12 +42,15 @@ def tasks(groups: Mapping[str, Sequence[Loaded]]) -> dict[str, list[str]]:
 
 
 def reference(groups: Mapping[str, Sequence[Loaded]]) -> str | None:
-    """What the others are held against: finished, without budgets, and the lowest loss of those."""
+    """What the others are held against: not held to budgets, finished, and the lowest loss of those.
+
+    One that has not ended yet stays it: else the others would be held against one of themselves.
+    """
     losses = {name: own for name, same in groups.items() if (own := _finals(same))}
 
     def order(name: str) -> tuple[bool, bool, float]:
         same = groups[name]
-        return not all(map(_ended, same)), any(map(limits, same)), fmean(losses[name])
+        return any(map(_held, same)), not all(map(_ended, same)), fmean(losses[name])
 
     return min(losses, key=order, default=None)
 
@@ -63,8 +67,14 @@ def _reference(name: str, groups: Mapping[str, Sequence[Loaded]]) -> str:
 
 def _unbudgeted(same: Sequence[Loaded]) -> str:
     if any(map(limits, same)):
-        return ""
+        return "" if any(map(_held, same)) else " (fixed knobs, whatever the budgets)"
     return " (budgets not known yet)" if any(OPEN in r.notes for r in same) else " (no budgets)"
+
+
+def _held(run: Loaded) -> bool:
+    """Whether its knobs follow its budgets: FedAvg's may be given for its report alone."""
+    controller = run.summary.get("controller") or run.facts.get("controller")
+    return controller != "fixed" if controller else bool(limits(run))
 
 
 def _ended(run: Loaded) -> bool:
@@ -96,13 +106,15 @@ def standing(run: Loaded) -> Kept:
         highest = {resource: float(use["worst_ratio"]) for resource, use in uses.items()}
         return Kept(run.summary["rounds_done"], count, max(count.values(), default=0), highest)
     courses = {limit.resource: dict(worst(run, limit)) for limit in limits(run)}
+    if not all(courses.values()):  # the summary knows more
+        return standing(replace(run, records=[]))
     rounds = {round for course in courses.values() for round in course}
     late = {resource: {r for r, x in own.items() if x > OVER} for resource, own in courses.items()}
     return Kept(
         len(rounds),
         {resource: len(own) for resource, own in late.items()},
         len(set().union(*late.values())),
-        {resource: max(own.values()) for resource, own in courses.items() if own},
+        {resource: max(own.values()) for resource, own in courses.items()},
     )
 
 

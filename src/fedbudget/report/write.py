@@ -53,17 +53,19 @@ def _page(runs: Sequence[Loaded], more: Sequence[Sheet]) -> bytes:
 
 
 def _markdown(runs: Sequence[Loaded], more: Sequence[Sheet]) -> bytes:
-    """All tables, and what is wrong with the data."""
+    """The verdict, all tables, and what is wrong with the data."""
     from fedbudget.report.constrained import constrained_sheet
     from fedbudget.report.differences import differences
     from fedbudget.report.tables import markdown
     from fedbudget.report.traffic import failures_sheet
+    from fedbudget.report.verdict import verdict
 
     runs = told_apart(runs)
     rest = (*more, constrained_sheet(runs), failures_sheet(runs), differences(runs))
     notes = [f"- {run.path}: {note}\n" for run in runs for note in run.notes]
-    tables = [markdown(runs), *(sheet.markdown() for sheet in rest if sheet)]
-    return "\n".join([*tables, *(["".join(notes)] if notes else [])]).encode()
+    told = "".join(f"- {line}\n" for line in verdict(runs))
+    tables = [told, markdown(runs), *(sheet.markdown() for sheet in rest if sheet)]
+    return "\n".join([*tables, *(["".join(notes)] if notes else [])]).encode(errors="replace")
 
 
 def _pictures(runs: Sequence[Loaded], suffixes: Sequence[str]) -> dict[tuple[str, str], bytes]:

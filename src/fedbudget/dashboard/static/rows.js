@@ -4,6 +4,7 @@
 
   const LIVE = ["starting", "running", "stopping"];
   const ORDER = [...LIVE, "stopped", "damaged", "finished"];
+  const OVER = 1 + 1e-9;
   const natural = new Intl.Collator("en", { numeric: true });
   const COLUMNS = [
     { key: "run", title: "Run", of: null },
@@ -40,8 +41,12 @@
     return seconds < 3 ? "now" : seconds < 172800 ? `${duration(Math.max(10, seconds))} ago` : new Date(time * 1000).toLocaleDateString();
   }
 
+  // never 100% for what is over, nor for what is not there yet
   function share(value) {
-    return value < 10 ? `${Math.round(100 * value)}%` : `${Math.round(value)} times`;
+    if (value >= 9.995) return `${Number(value.toPrecision(3))} times`;
+    if (value >= 0.995 && value < 1) return `${(Math.floor(1000 * value) / 10).toFixed(1)}%`;
+    if (value > OVER && value < 1.005) return `${Math.max(100.1, 100 * value).toFixed(1)}%`;
+    return `${Math.round(100 * value)}%`;
   }
 
   // losses as a line; its last point is marked

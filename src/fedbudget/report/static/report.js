@@ -10,6 +10,8 @@
     light: { ink: "#1a1d21", quiet: "#555d66", grid: "#e4e7ea", black: "#000000", low: "#ffffff" },
     dark: { ink: "#e9ecef", quiet: "#a5adb5", grid: "#2f353b", black: "#ffffff", low: "#14171a" },
   };
+  const MARKERS = ["circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "x"];
+  const COUNTED = ["round", "agent"]; // x axes without fractions
   const HEIGHT = 280;
   const PAPER = 660; // pixels across when printed
   const states = new WeakMap(); // element -> what was drawn in it
@@ -125,13 +127,29 @@
     return String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
   }
 
+  // every x of a panel
+  function across(panel) {
+    return panel.lines.flatMap((line) => line.x).concat(panel.strip ? panel.strip.x : []);
+  }
+
+  // a trace, for a shape is either under the grid or over the curves
+  function limit(panel) {
+    const x = across(panel);
+    if (panel.limit === null || !x.length) return [];
+    const [first, last] = [Math.min(...x), Math.max(...x)];
+    return [{
+      x: first < last ? [first, last] : [first - 0.5, last + 0.5], y: [panel.limit, panel.limit],
+      mode: "lines", line: { color: THEMES[theme()].black, width: 1.5 }, hoverinfo: "skip",
+    }];
+  }
+
   function traces(panel, hidden) {
-    const found = [];
+    const found = limit(panel);
     for (const line of panel.lines) {
       if (hidden.has(line.name)) continue;
       const own = colour(line.place);
       const shape = line.steps ? "hvh" : "linear";
-      if (line.low) {
+      if (line.low && !line.points) {
         const edge = { x: line.x, mode: "lines", line: { width: 0, shape }, hoverinfo: "skip", showlegend: false };
         found.push({ ...edge, y: line.low }, { ...edge, y: line.high, fill: "tonexty", fillcolor: faint(own, 0.16) });
       }
@@ -141,9 +159,11 @@
       const band = range && !words ? " (%{customdata[0]:.4~g} to %{customdata[1]:.4~g})" : "";
       found.push({
         x: line.x, y: line.y, name: plain(line.name), customdata: range, text: words,
-        mode: line.x.length === 1 ? "markers" : "lines",
+        mode: line.points || line.x.length === 1 ? "markers" : "lines",
         line: { color: own, width: 2, shape, dash: dash(line.place) },
-        marker: { color: own, size: 8 },
+        marker: { color: own, size: line.points ? 7 : 8, symbol: line.points ? MARKERS[line.place % MARKERS.length] : "circle" },
+        cliponaxis: !line.points, // the dot of a 0 is whole
+        error_y: line.points && line.low ? bars(line, own) : { visible: false },
         hovertemplate: value + band + "<extra>%{fullData.name}</extra>",
       });
     }
@@ -159,8 +179,23 @@
     return found;
   }
 
+  // from the least to the most of the seeds
+  function bars(line, own) {
+    return {
+      type: "data", symmetric: false, color: own, thickness: 1, width: 0,
+      array: line.high.map((high, i) => high - line.y[i]), arrayminus: line.low.map((low, i) => line.y[i] - low),
+    };
+  }
+
+  // rounds have no halves; many of them leave no room for such ticks
+  function steps(panel) {
+    const x = across(panel);
+    if (!COUNTED.includes(panel.x) || !x.length || Math.max(...x) - Math.min(...x) > 12) return {};
+    return { tick0: 0, dtick: 1 };
+  }
+
   function layout(panel) {
-    const { ink, quiet, grid, black, low } = THEMES[theme()];
+    const { ink, quiet, grid, low } = THEMES[theme()];
     const axis = {
       color: quiet, gridcolor: grid, zeroline: false, linecolor: grid, automargin: true,
       fixedrange: coarse.matches,
@@ -182,9 +217,6 @@
         range: [-0.5, names.length - 0.5], showgrid: !panel.strip,
       });
     }
-    const shapes = panel.limit === null ? [] : [{
-      type: "line", xref: "paper", x0: 0, x1: 1, y0: panel.limit, y1: panel.limit, layer: "below", line: { color: black, width: 1.5 },
-    }];
     return {
       height: panel.strip ? 90 + 26 * Math.max(2, names.length) : HEIGHT,
       margin: { l: 8, r: 10, t: 10, b: 8 },
@@ -192,8 +224,8 @@
       font: { color: ink, size: 12, family: "system-ui, sans-serif" },
       hoverlabel: { namelength: 40, bgcolor: low, bordercolor: grid, font: { color: ink } },
       modebar: { bgcolor: "rgba(0,0,0,0)", color: quiet, activecolor: ink },
-      showlegend: false, shapes, yaxis,
-      xaxis: { ...axis, title: { ...axis.title, text: plain(panel.x) }, hoverformat: ".4~g", showgrid: !panel.strip },
+      showlegend: false, yaxis,
+      xaxis: { ...axis, title: { ...axis.title, text: plain(panel.x) }, hoverformat: ".4~g", showgrid: !panel.strip, ...steps(panel) },
       hovermode: panel.strip ? "closest" : "x unified",
       dragmode: coarse.matches ? false : "zoom",
       uirevision: "kept", // a zoom survives new data
@@ -215,6 +247,7 @@
   function told(panel) {
     if (panel.strip) return `${panel.title}: ${panel.y} by ${panel.x}, shades from frozen to trained`;
     const ends = panel.lines.map((line) => {
+      if (line.points) return `${line.name}: ${line.y.length} points, ${Math.min(...line.y).toPrecision(3)} to ${Math.max(...line.y).toPrecision(3)}`;
       const last = line.y[line.y.length - 1];
       const value = panel.categories.length ? panel.categories[last] : Number(last).toPrecision(3);
       return `${line.name} ends at ${value}`;
@@ -262,12 +295,20 @@
     return svg;
   }
 
+  // the shape of points; letters have all of them
+  function dot(place) {
+    const sign = make("span", { class: "dot", "aria-hidden": "true" }, "●■▲◆▼✚✖"[place % MARKERS.length]);
+    sign.style.color = colour(place);
+    return sign;
+  }
+
   function legend(state, chart, kept) {
     const names = new Map();
     for (const panel of chart.panels) for (const line of panel.lines) names.set(line.name, line.place);
+    const points = new Set(chart.panels.flatMap((panel) => panel.lines.filter((line) => line.points).map((line) => line.name)));
     const items = [...names].map(([name, place]) => {
       const button = make("button", { type: "button", "aria-pressed": String(!kept.hidden.has(name)), title: "show or hide" },
-        swatch(place), name);
+        points.has(name) ? dot(place) : swatch(place), name);
       button.addEventListener("click", () => {
         if (!kept.hidden.delete(name)) kept.hidden.add(name);
         button.setAttribute("aria-pressed", String(!kept.hidden.has(name)));
