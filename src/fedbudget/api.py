@@ -85,7 +85,8 @@ class Run:
 
     def table(self) -> None:
         """Print the result."""
-        Console().print(terminal([self._loaded()]))
+        screen = Console()
+        screen.print(terminal([self._loaded()], screen.width))
 
     def report(self, path: str | Path) -> None:
         """Write it as .html, .md, .png, .svg or .pdf."""
