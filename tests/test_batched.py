@@ -171,6 +171,10 @@ def test_sets_of_many_kinds_and_final_figures():
         found = engine.final(given.algorithm.send(states[-1].server), states[-1].acks)
         figures.append(found[0])
         models.append(dict(found[1]))
+    apart, together = (found.pop("agents") for found in figures)
+    assert together.keys() == apart.keys()
+    for name, values in apart.items():
+        assert together[name] == pytest.approx(values, rel=1e-5)
     assert figures[1] == pytest.approx(figures[0], rel=1e-5)
     for agent, own in models[1].items():
         assert constraints.distance(many[agent], own) < 1e-6

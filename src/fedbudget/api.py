@@ -62,8 +62,10 @@ class Run:
     """how clients trained: one by one ("loop") or many at once ("batched")"""
     own_weights: tuple[Tensor, ...] = ()
     """each agent's own model as a vector, where there are constraint sets"""
-    figures: Mapping[str, Any] = field(default_factory=dict)
+    figures: Mapping[str, float] = field(default_factory=dict)
     """of the agents' own models, as they are and put into their sets"""
+    agents: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """some of these figures agent by agent"""
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -72,7 +74,7 @@ class Run:
         hidden = plan.recipe.privacy.on  # the agents' own figures have no noise on them
         about = _facts(plan, self.engine)
         if self.figures and not hidden:
-            about["personal"] = dict(self.figures)
+            about["personal"] = {**self.figures, "agents": self.agents}
         records = [r.to_json() for r in self.records]
         about |= epsilon.facts(plan, records)
         return summarise(records, about, plan.rounds, plan.budgets)
@@ -355,7 +357,7 @@ def _run(
     records: list[RoundRecord] = []
     console = Console(stderr=True, quiet=quiet)
     own: tuple[Tensor, ...] = ()
-    figures: Mapping[str, Any] = {}
+    figures: dict[str, Any] = {}
     first = state = loop.first_state(plan)
     safe = [guarded(c, f"callbacks[{i}]", _warn) for i, c in enumerate(callbacks)]
     live = Live(
@@ -381,7 +383,8 @@ def _run(
             module = copy.deepcopy(plan.model())
         module.load_state_dict(model.state_dict(state.weights))
         module.eval()
-        run = Run(module, tuple(records), plan, engine.kind, own, figures)
+        each = figures.pop("agents", {})
+        run = Run(module, tuple(records), plan, engine.kind, own, figures, each)
         for callback in safe:
             callback.end(plain(run.summary))
     return run
