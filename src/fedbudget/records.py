@@ -40,3 +40,18 @@ def plain(value: Any) -> Any:
     if isinstance(value, Iterable) and not isinstance(value, str):
         return [plain(v) for v in value]
     return value
+
+
+def flat(tables: Mapping[str, Any], joint: str = ".", prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one.
+
+    >>> flat({"seed": 1, "train": {"lr": 0.1}})
+    {'seed': 1, 'train.lr': 0.1}
+    """
+    found: dict[str, Any] = {}
+    for key, value in tables.items():
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, joint, f"{prefix}{key}{joint}")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found

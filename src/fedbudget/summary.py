@@ -89,8 +89,17 @@ def _usage(
 
 def _reasons(records: list[dict[str, Any]]) -> dict[str, int]:
     """Why replies were not used, and how often; numbers in a reason are left out."""
-    kinds = (re.sub(r"-?\d[\d.e+-]*", "N", why) for r in records for why in r["dropped"].values())
+    kinds = (kind(why) for r in records for why in r["dropped"].values())
     return dict(Counter(kinds).most_common())
+
+
+def kind(reason: str) -> str:
+    """A reason with N for its numbers, so that like ones are counted together.
+
+    >>> kind("no reply within 2.5 s")
+    'no reply within N s'
+    """
+    return re.sub(r"-?\d[\d.e+-]*", "N", reason)
 
 
 def _times(records: list[dict[str, Any]]) -> dict[str, float]:

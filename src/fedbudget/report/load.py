@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbudget.errors import UserError
-from fedbudget.records import read_records
+from fedbudget.records import flat, read_records
 from fedbudget.report.facts import facts_of
 from fedbudget.report.sound import alike, sound_record, sound_summary
 from fedbudget.summary import summarise
@@ -46,7 +46,7 @@ class Loaded:
     def settings(self) -> dict[str, Any]:
         """The config by its keys, `table.key`; empty where it cannot be read."""
         try:
-            return _flat(tomllib.loads(self.config))
+            return flat(tomllib.loads(self.config))
         except tomllib.TOMLDecodeError:
             return {}
 
@@ -127,14 +127,6 @@ def _text(file: Path, notes: list[str]) -> str:
     except tomllib.TOMLDecodeError:
         notes.append("config.toml is damaged")
     return text
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in table.items():
-        inner = _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {}
-        found |= inner or {f"{prefix}{key}": value}
-    return found
 
 
 def find_runs(paths: Iterable[Path]) -> list[Loaded]:

@@ -1,6 +1,5 @@
 """Bytes up and down by round, and the replies that could not be used."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,6 +8,7 @@ from fedbudget.report.chart import Chart, Panel, far_apart, in_rows
 from fedbudget.report.course import by_run
 from fedbudget.report.load import Loaded, by_name
 from fedbudget.report.sheets import Sheet
+from fedbudget.summary import kind
 
 LINKS = {"up_bytes": "Uplink", "down_bytes": "Downlink"}
 PREFIXES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B"))
@@ -104,7 +104,7 @@ def failures_sheet(runs: Sequence[Loaded]) -> Sheet | None:
 def _reasons(record: Mapping[str, Any], key: str) -> list[str]:
     found = record.get(key) or ()
     if isinstance(found, Mapping):
-        return [re.sub(r"-?\d[\d.e+-]*", "N", str(why)) for why in found.values()]
+        return [kind(str(why)) for why in found.values()]
     return [""] * _count(record, key)
 
 

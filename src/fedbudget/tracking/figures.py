@@ -6,6 +6,7 @@ from typing import Any
 
 from fedbudget.callbacks import Record
 from fedbudget.gauges import Budgets, all_gauges
+from fedbudget.records import flat
 
 KNOBS = ("layers", "steps", "batch", "accumulate")
 
@@ -50,21 +51,6 @@ def words(record: Record) -> dict[str, str]:
     """What is no number: the codecs in use."""
     codecs = {str(knobs["codec"]) for knobs in record.get("knobs", {}).values()}
     return {"knobs/codec": ", ".join(sorted(codecs))} if codecs else {}
-
-
-def flat(tables: Mapping[str, Any], joint: str, prefix: str = "") -> dict[str, Any]:
-    """Nested tables as one.
-
-    >>> flat({"seed": 1, "train": {"lr": 0.1}}, ".")
-    {'seed': 1, 'train.lr': 0.1}
-    """
-    found: dict[str, Any] = {}
-    for key, value in tables.items():
-        if isinstance(value, Mapping):
-            found |= flat(value, joint, f"{prefix}{key}{joint}")
-        else:
-            found[f"{prefix}{key}"] = value
-    return found
 
 
 def results(summary: Mapping[str, Any]) -> dict[str, float]:

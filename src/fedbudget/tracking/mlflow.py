@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedbudget.callbacks import Callback, Facts, Record, Summary
-from fedbudget.tracking.figures import flat, numbers, results, words
+from fedbudget.records import flat
+from fedbudget.tracking.figures import numbers, results, words
 
 TAG = "fedbudget.run"
 """by which a run that goes on is found again"""

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedbudget.callbacks import Callback, Facts, Record, Summary
-from fedbudget.tracking.figures import flat, numbers, words
+from fedbudget.records import flat
+from fedbudget.tracking.figures import numbers, words
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard.writer import SummaryWriter
