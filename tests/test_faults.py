@@ -14,6 +14,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from multiprocessing import Pipe, get_context
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,7 @@ def data(table):
 class Net(torch.nn.Linear):
     def forward(self, x):
         while self.training and os.path.exists("hang"):
+            open(f"hung-{os.getpid()}", "w").close()
             time.sleep(0.05)
         return super().forward(x)
 
@@ -304,12 +306,21 @@ def test_workers_leave_when_their_parent_is_killed(here):
     config = prepared(here, "scaffold", 5)
     process = launch(here, "run", config, "--out", here / "run")
     try:
-        assert until(lambda: len(group_members(process.pid)) >= 3, process)
-        time.sleep(1)
+        assert until(lambda: len(list(here.glob("hung-*"))) == 2, process)
         process.kill()
         assert until(lambda: not group_members(process.pid))
     finally:
         finish(process)
+
+
+def test_a_worker_whose_parent_is_gone_before_it_is_ready_leaves_in_silence(capfd):
+    ours, theirs = Pipe()
+    worker = get_context("spawn").Process(target=embedded._work, args=(theirs, softmax_plan()))
+    worker.start()
+    theirs.close()
+    ours.close()
+    worker.join(PATIENCE_S)
+    assert (worker.exitcode, capfd.readouterr().err) == (0, "")
 
 
 class Stubborn(torch.nn.Linear):

@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, MutableMapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -312,6 +312,12 @@ def _work(pipe: Connection, plan: Plan) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     torch.set_num_threads(1)
+    with suppress(EOFError, OSError):  # the parent is gone
+        _answer(pipe, plan)
+
+
+def _answer(pipe: Connection, plan: Plan) -> None:
+    """Say that the model could be built, or why not; then train and score as asked."""
     try:
         host = Host(plan)
     except Exception as error:
@@ -320,28 +326,25 @@ def _work(pipe: Connection, plan: Plan) -> None:
     pipe.send_bytes(b"")
     payload: Packed | None = None
     while True:
-        try:
-            header = json.loads(pipe.recv_bytes())
-            if header["op"] == "score":
-                _score(pipe, host, header["batches"])
-                continue
-            if header["fresh"]:
-                payload = frame.from_bytes(bytearray(pipe.recv_bytes()))
-            assert payload is not None
-            job = Job.from_header(header["job"], payload)
-            kept = unpack(pipe.recv_bytes()) if header["state"] else {}
-            reply, state = host.train(job, kept)
-            answer = {
-                "reply": reply.header(),
-                "payload": reply.payload is not None,
-                "state": bool(state),
-            }
-            body = [frame.to_bytes(reply.payload)] if reply.payload is not None else []
-            _send(pipe, answer, *body)
-            if state:
-                pipe.send_bytes(pack(state))
-        except (EOFError, OSError):
-            return
+        header = json.loads(pipe.recv_bytes())
+        if header["op"] == "score":
+            _score(pipe, host, header["batches"])
+            continue
+        if header["fresh"]:
+            payload = frame.from_bytes(bytearray(pipe.recv_bytes()))
+        assert payload is not None
+        job = Job.from_header(header["job"], payload)
+        kept = unpack(pipe.recv_bytes()) if header["state"] else {}
+        reply, state = host.train(job, kept)
+        answer = {
+            "reply": reply.header(),
+            "payload": reply.payload is not None,
+            "state": bool(state),
+        }
+        body = [frame.to_bytes(reply.payload)] if reply.payload is not None else []
+        _send(pipe, answer, *body)
+        if state:
+            pipe.send_bytes(pack(state))
 
 
 def _leave_with_parent() -> None:
