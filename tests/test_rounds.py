@@ -253,6 +253,12 @@ def test_step_size_over_rounds_falls_as_a_cosine():
     assert [plan.lr_at(r) for r in (1, 2, 3, 4)] == pytest.approx(expected)
 
 
+def test_step_size_over_rounds_cools_down_over_the_last_three_tenths():
+    plan = softmax_plan(rounds=10, round_schedule="cooldown", lr=3.0)
+    assert [plan.lr_at(r) for r in (1, 7, 8, 9, 10)] == pytest.approx([3, 3, 3, 2, 1])
+    assert softmax_plan(rounds=1, round_schedule="cooldown", lr=3.0).lr_at(1) == 3.0
+
+
 class TwoBodies(InProcess):
     """A client that sends one vector too many."""
 

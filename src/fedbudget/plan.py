@@ -18,6 +18,9 @@ from fedbudget.data.examples import Examples
 from fedbudget.models.flat import FlatModel
 from fedbudget.task import Task
 
+COOLDOWN = 0.3
+"""share of the rounds over which a step size with a cooldown falls to nothing"""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -79,8 +82,10 @@ class Plan:
             return FlatModel(copy.deepcopy(self.model()), self.layers)
 
     def lr_at(self, round: int) -> float:
-        """Step size of a round (counting from 1): constant, or a cosine over the run."""
+        """Step size of a round, counting from 1: a cosine falls over the run, cooldown at its end."""
         lr = self.lr
         if self.round_schedule == "cosine":
             lr *= 0.5 * (1 + math.cos(math.pi * (round - 1) / self.rounds))
+        elif self.round_schedule == "cooldown":
+            lr *= min(1.0, (self.rounds + 1 - round) / (COOLDOWN * self.rounds))
         return min(lr, self.lr_cap(round)) if self.lr_cap else lr

@@ -72,8 +72,8 @@ class Train(Table):
     schedule: Literal["constant", "cosine"] = Field(
         "constant", description="step size within a local run: constant, cosine"
     )
-    round_schedule: Literal["constant", "cosine"] = Field(
-        "constant", description="step size over the rounds: constant, cosine"
+    round_schedule: Literal["constant", "cosine", "cooldown"] = Field(
+        "constant", description="step size over the rounds: constant, cosine, cooldown"
     )
     lr_rule: Literal["constant", "square-root", "linear", "tokens"] = Field(
         "constant",
