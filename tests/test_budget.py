@@ -129,15 +129,16 @@ def test_every_figure_of_a_device_has_a_source():
 
 
 @pytest.mark.parametrize("codec", ["raw32", "int8", "eden4", "eden2", "eden1.6", "eden1"])
-@pytest.mark.parametrize("layers", [1, 3, 4])
-def test_forecast_bytes_are_those_of_any_update(gpt, codec, layers):
-    part = gpt.layout.top(layers)
+@pytest.mark.parametrize(("layers", "above"), [(1, 0), (3, 0), (4, 0), (1, 2), (2, 1)])
+def test_forecast_bytes_are_those_of_any_update(gpt, codec, layers, above):
+    knobs = Knobs(layers, 1, 1, codec=codec, above=above)
+    part = gpt.layout.top(layers, above)
     update = torch.from_numpy(
         np.random.default_rng(1).standard_t(3, part.stop - part.start)
     ).float()
     about = {"run": 1, "round": 2, "client": 3, "seed": 4, "codec": codec}
-    packed = frame.pack([update], gpt.layout, **about, first=gpt.layout.depth - layers)
-    assert frame_bytes(gpt.layout, layers, codec) == len(packed) == len(frame.to_bytes(packed))
+    packed = frame.pack([update], gpt.layout, **about, groups=knobs.groups(gpt.layout.depth))
+    assert frame_bytes(gpt.layout, knobs) == len(packed) == len(frame.to_bytes(packed))
 
 
 GRID = Grid((1, 2, 3, 4), (2, 4, 8), ("raw32", "int8", "eden2"), least=5, most=400)

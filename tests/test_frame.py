@@ -29,10 +29,12 @@ def packed(vectors=None, **changes) -> frame.Packed:
 )
 def test_what_goes_in_comes_out(rows, seed, client):
     vectors = [torch.tensor(r, dtype=torch.float32) for r in rows]
-    out = frame.to_bytes(packed(vectors, seed=seed, client=client, first=1))
+    out = frame.to_bytes(packed(vectors, seed=seed, client=client, groups=(1, LAYOUT.depth)))
     again = frame.from_bytes(bytes(out))
-    assert len(out) == len(packed(vectors, first=1))
-    assert again.header == packed(vectors, seed=seed, client=client, first=1).header
+    assert len(out) == len(packed(vectors, groups=(1, LAYOUT.depth)))
+    assert (
+        again.header == packed(vectors, seed=seed, client=client, groups=(1, LAYOUT.depth)).header
+    )
     for a, b in zip(vectors, frame.unpack(again, LAYOUT), strict=True):
         assert torch.equal(a, b)
 

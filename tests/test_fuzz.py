@@ -36,7 +36,7 @@ def whole_frames() -> list[bytes]:
                 for _ in range(vectors)
             ]
             about = {"run": 9, "round": 4, "client": i, "seed": 77 + i, "codec": name}
-            packed = frame.pack(parts, LAYOUT, **about, first=first)
+            packed = frame.pack(parts, LAYOUT, **about, groups=(first, LAYOUT.depth))
             found.append(bytes(frame.to_bytes(packed)))
     return found
 

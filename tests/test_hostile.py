@@ -167,17 +167,23 @@ def test_a_trimmed_mean_and_a_median_by_hand():
 
 def test_each_layer_is_averaged_over_those_who_trained_it():
     robust, plain = Robust(LAYOUT, 0.01), Accumulator(LAYOUT)
-    for first, value in ((0, 1.0), (1, 4.0), (2, 10.0), (0, 3.0)):
-        size = LAYOUT.size - LAYOUT.offsets[first]
+    for groups, value in (
+        ((0, 3), 1.0),
+        ((1, 3), 4.0),
+        ((2, 3), 10.0),
+        ((0, 1), 3.0),
+        ((1, 2), 8.0),
+    ):
+        where = LAYOUT.span(*groups)
         for total in (robust, plain):
-            total.add([torch.full((size,), value)], first, 1.0)
-    assert robust.counts == plain.counts == [2, 3, 4]
+            total.add([torch.full((where.stop - where.start,), value)], groups, 1.0)
+    assert robust.counts == plain.counts == [2, 3, 3]
     torch.testing.assert_close(robust.mean()[0], plain.mean()[0])
 
 
 def test_a_layer_that_nobody_trained_does_not_move():
     robust = Robust(LAYOUT, 0.5)
-    robust.add([torch.ones(7)], 1, 1.0)
+    robust.add([torch.ones(7)], (1, 3), 1.0)
     assert robust.mean()[0].tolist() == [0.0] * 2 + [1.0] * 7
 
 

@@ -80,8 +80,8 @@ def test_layers_are_averaged_over_those_who_trained_them():
     layout = text_plan().build_model().layout
     total = Accumulator(layout)
     everything, top = torch.ones(layout.size), torch.full((layout.top(1).stop,), 4.0)
-    total.add([everything], 0, 1.0)
-    total.add([top[layout.top(1)]], layout.depth - 1, 2.0)
+    total.add([everything], (0, layout.depth), 1.0)
+    total.add([top[layout.top(1)]], (layout.depth - 1, layout.depth), 2.0)
     (mean,) = total.mean()
     assert torch.equal(mean[: layout.top(1).start], torch.ones(layout.top(1).start))
     torch.testing.assert_close(mean[layout.top(1)], torch.full_like(mean[layout.top(1)], 3.0))

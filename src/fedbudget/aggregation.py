@@ -7,6 +7,7 @@ does not depend on which arrived first.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import median
 from typing import NamedTuple, Protocol
 
@@ -130,8 +131,8 @@ class Aggregate(Protocol):
     counts: list[int]
     """updates by layer group"""
 
-    def add(self, vectors: Sequence[Tensor], first: int, weight: float) -> None:
-        """An update of the layer groups from `first` to the top."""
+    def add(self, vectors: Sequence[Tensor], groups: tuple[int, int], weight: float) -> None:
+        """An update of some layer groups: the first, and the one after the last."""
         ...
 
     def mean(self) -> tuple[Tensor, ...]: ...
@@ -146,14 +147,14 @@ class Accumulator:
         self.weights = [0.0] * layout.depth
         self.counts = [0] * layout.depth
 
-    def add(self, vectors: Sequence[Tensor], first: int, weight: float) -> None:
+    def add(self, vectors: Sequence[Tensor], groups: tuple[int, int], weight: float) -> None:
         if not self.sums:
             size, dtype = self.layout.size, self.layout.dtype
             self.sums = [torch.zeros(size, dtype=dtype) for _ in vectors]
-        where = self.layout.span(first, self.layout.depth)
+        where = self.layout.span(*groups)
         for total, vector in zip(self.sums, vectors, strict=True):
             total[where].add_(vector, alpha=weight)
-        for group in range(first, self.layout.depth):
+        for group in range(*groups):
             self.weights[group] += weight
             self.counts[group] += 1
 
@@ -174,25 +175,26 @@ class Robust:
     def __init__(self, layout: Layout, trim: float) -> None:
         self.layout = layout
         self.trim = trim
-        self.updates: list[tuple[int, tuple[Tensor, ...]]] = []
+        self.updates: list[tuple[tuple[int, int], tuple[Tensor, ...]]] = []
         self.counts = [0] * layout.depth
 
-    def add(self, vectors: Sequence[Tensor], first: int, weight: float) -> None:
-        self.updates.append((first, tuple(vectors)))
-        for group in range(first, self.layout.depth):
+    def add(self, vectors: Sequence[Tensor], groups: tuple[int, int], weight: float) -> None:
+        self.updates.append((groups, tuple(vectors)))
+        for group in range(*groups):
             self.counts[group] += 1
 
     def mean(self) -> tuple[Tensor, ...]:
         vectors = len(self.updates[0][1])
         size, dtype = self.layout.size, self.layout.dtype
         found = tuple(torch.zeros(size, dtype=dtype) for _ in range(vectors))
-        for first, last in _runs(self.counts):
+        cuts = sorted({edge for groups, _ in self.updates for edge in groups})
+        for first, last in pairwise(cuts):
             where = self.layout.span(first, last)
-            inside = [(start, update) for start, update in self.updates if start <= first]
+            inside = [(own, u) for own, u in self.updates if own[0] <= first and last <= own[1]]
             for i, whole in enumerate(found):
                 rows = []
-                for start, update in inside:
-                    offset = self.layout.span(start, self.layout.depth).start
+                for own, update in inside:
+                    offset = self.layout.span(*own).start
                     rows.append(update[i][where.start - offset : where.stop - offset])
                 if rows:
                     whole[where] = trimmed(torch.stack(rows), self.trim)

@@ -22,6 +22,7 @@ from fedbudget.algorithms.fedavg import fedavg
 from fedbudget.codecs import frame
 from fedbudget.control.controller import fixed
 from fedbudget.data.examples import Texts
+from fedbudget.downlink import Broadcast
 from fedbudget.engines.embedded import InProcess
 from fedbudget.models.gpt import GPT
 from fedbudget.plan import Plan
@@ -162,9 +163,8 @@ class Step:
         shape = measure(model, self.plan.task, self.plan.clients[0], "adamw")
         self.knobs = Knobs(layout.depth, 1, BATCH)
         self.flops = shape.flops[-1] * BATCH  # of the products: that is what GEMM is compared with
-        about = {"run": self.plan.run, "round": 1, "client": seeds.SERVER, "seed": 0}
-        weights = first_state(self.plan).weights
-        self.payload = frame.pack([weights], layout, **about, codec=layout.raw)
+        sent = (first_state(self.plan).weights,)
+        self.payload = Broadcast(sent, layout, self.plan.run, 0, 1, layout.raw).whole
 
     def run(self, steps: int) -> Tensor:
         """The update after some steps."""

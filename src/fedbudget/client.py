@@ -76,7 +76,7 @@ def train_client(job: Job, agent: Agent, algorithm: Algorithm, state: ClientStat
     layout = model.layout
     received = downlink.restored(job.payload, layout, state)
     model.weights.copy_(received[0])
-    part = model.freeze(knobs.layers)
+    part = model.freeze(knobs.layers, knobs.above)
     run = LocalRun(
         model.weights[part],
         model.grads[part],
@@ -90,7 +90,7 @@ def train_client(job: Job, agent: Agent, algorithm: Algorithm, state: ClientStat
         tuple(
             slice(s.start - part.start, s.stop - part.start)
             for s in layout.statistic_slices
-            if s.start >= part.start
+            if part.start <= s.start < part.stop
         ),
     )
     algorithm.start(run)

@@ -75,7 +75,7 @@ class Config(Table):
                 f"train.cohort = {self.train.cohort} is more than data.clients = "
                 f"{self.data.clients}; take at most {self.data.clients}"
             )
-        if self.control.controller != "fixed" and not self.budget.classes:
+        if self.control.controller not in ("fixed", "rotation") and not self.budget.classes:
             raise ValueError(
                 f"control.controller = {self.control.controller!r} needs budgets: "
                 'name some in [budget], such as communication = "600 kB"'
@@ -84,8 +84,9 @@ class Config(Table):
             limits = given if isinstance(given, list) else [given]
             if not all(math.isfinite(v) for v in limits if isinstance(v, float)):
                 raise ValueError(f"budget.{resource} = {given}: it must be finite")
-        if self.control.controller == "planner" and self.budget.accounting == "paper":
-            raise ValueError("the planner keeps counted budgets; budget.accounting must be counted")
+        name = self.control.controller
+        if name in ("planner", "rotation") and self.budget.accounting == "paper":
+            raise ValueError(f"the {name} keeps counted budgets; budget.accounting must be counted")
         if self.codec.skip > 0 and self.codec.feedback == "none":
             raise ValueError(
                 "codec.skip keeps updates back for later, so codec.feedback must be error or "

@@ -1,7 +1,7 @@
 """What goes down: only the layer groups that changed since a client last saw the model.
 
 A client that took part before still has what it was sent then, so it needs the groups from the
-lowest one that changed to the top; a new client needs all. The frame says which groups it has.
+lowest one that changed to the highest; a new client needs all. The frame says which groups it has.
 """
 
 from collections.abc import Sequence
@@ -41,12 +41,14 @@ class Broadcast:
     ) -> None:
         self.vectors, self.layout, self.codec = vectors, layout, codec
         self.run, self.seed, self.round = run, seed, round
-        self._frames: dict[int, frame.Packed] = {}
+        self._frames: dict[tuple[int, int], frame.Packed] = {}
 
-    def from_group(self, first: int) -> frame.Packed:
-        if first not in self._frames:
-            where = self.layout.span(first, self.layout.depth)
-            self._frames[first] = frame.pack(
+    def of(self, first: int, last: int) -> frame.Packed:
+        """Layer groups first..last-1."""
+        groups = first, last
+        if groups not in self._frames:
+            where = self.layout.span(*groups)
+            self._frames[groups] = frame.pack(
                 [v[where] for v in self.vectors],
                 self.layout,
                 run=self.run,
@@ -54,9 +56,13 @@ class Broadcast:
                 client=seeds.SERVER,
                 seed=self._codec_seed,
                 codec=self.codec,
-                first=first,
+                groups=groups,
             )
-        return self._frames[first]
+        return self._frames[groups]
+
+    @property
+    def whole(self) -> frame.Packed:
+        return self.of(0, self.layout.depth)
 
     @cached_property
     def _codec_seed(self) -> int:
@@ -65,16 +71,17 @@ class Broadcast:
     def since(self, ack: Ack | None, changed: Changed) -> frame.Packed:
         """For a client that saw the model when round `ack.round` began."""
         if ack is None:
-            return self.from_group(0)
-        news = [group for group, round in enumerate(changed) if round >= ack.round]
-        return self.from_group(min(news, default=self.layout.depth - 1))
+            return self.whole
+        top = self.layout.depth - 1
+        news = [group for group, round in enumerate(changed) if round >= ack.round] or [top]
+        return self.of(min(news), max(news) + 1)
 
 
 def restored(payload: frame.Packed, layout: Layout, state: ClientState) -> Sent:
     """The whole vectors, from a frame and what the client was sent before."""
     vectors = frame.unpack(payload, layout)
-    first = payload.header.first
-    if first == 0:
+    groups = payload.header.first, payload.header.last
+    if groups == (0, layout.depth):
         return vectors
     whole = []
     for i, vector in enumerate(vectors):
@@ -82,7 +89,7 @@ def restored(payload: frame.Packed, layout: Layout, state: ClientState) -> Sent:
         if before is None:
             raise StateLostError("the client has lost the model it was sent before")
         mine = before.clone()
-        mine[layout.span(first, layout.depth)] = vector
+        mine[layout.span(*groups)] = vector
         whole.append(mine)
     return tuple(whole)
 

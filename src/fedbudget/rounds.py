@@ -110,7 +110,7 @@ def one_round(
     def take(update: Update) -> None:
         job, reply = update.job, update.reply
         knobs[job.client] = reply.knobs or job.knobs
-        total.add(update.vectors, layout.depth - knobs[job.client].layers, update.weight)
+        total.add(update.vectors, knobs[job.client].groups(layout.depth), update.weight)
         if reply.payload is not None and kept_back(reply.payload):
             skipped.append(reply.client)
         usage, problem = credible(job, reply, plan.meter)
@@ -192,7 +192,7 @@ def _job(
     plan: Plan, state: State, number: int, client: int, knobs: Knobs, lr: float, down: Broadcast
 ) -> Job:
     ack = state.acks.get(client)
-    payload = down.since(ack, state.changed) if plan.changed_only else down.from_group(0)
+    payload = down.since(ack, state.changed) if plan.changed_only else down.whole
     factor = plan.step_rule(knobs) if plan.step_rule else 1.0
     return Job(plan.run, number, client, plan.seed, knobs, lr * factor, payload, ack)
 
@@ -231,11 +231,12 @@ def checked(job: Job, reply: Reply, layout: Layout, vectors: int) -> tuple[Tenso
         raise frame.FrameError(reply.error or "it has no payload")
     head = reply.payload.header
     knobs = reply.knobs or job.knobs
-    if not 1 <= knobs.layers <= layout.depth:
-        raise frame.FrameError(f"it claims {knobs.layers} layer groups of {layout.depth}")
+    if not (knobs.layers >= 1 and knobs.above >= 0 and knobs.layers + knobs.above <= layout.depth):
+        below = f" below {knobs.above}" if knobs.above else ""
+        raise frame.FrameError(f"it claims {knobs.layers} layer groups{below} of {layout.depth}")
     if (head.run, head.round, head.client) != (job.run, job.round, job.client):
         raise frame.FrameError("it answers another job")
-    if (head.first, head.last) != (layout.depth - knobs.layers, layout.depth):
+    if (head.first, head.last) != knobs.groups(layout.depth):
         raise frame.FrameError("it covers other layers than the job asked for")
     if head.codec not in (knobs.codec, NOTHING):
         raise frame.FrameError(f"it is written by {head.codec}, not by {knobs.codec}")

@@ -154,17 +154,27 @@ class Budget(BaseModel):
 
 
 class Control(Table):
-    controller: Literal["fixed", "planner", "cafl-l", "cafl", "clamped"] = Field(
-        "fixed", description="fixed, planner, cafl-l, cafl, clamped (the CAFL-L authors' code)"
+    controller: Literal["fixed", "planner", "rotation", "cafl-l", "cafl", "clamped"] = Field(
+        "fixed",
+        description="fixed, planner, rotation (FedPart: a layer group at a time), cafl-l, cafl, "
+        "clamped (the CAFL-L authors' code)",
     )
-    noise_scale: float = Field(16.0, gt=0, description="planner: gradient noise scale, in examples")
-    batches: list[int] = Field([2, 4, 8, 16, 32], description="planner: batch sizes to choose from")
+    whole_rounds: int = Field(
+        5, ge=0, description="rotation: rounds with all layers before each cycle"
+    )
+    group_rounds: int = Field(2, ge=1, description="rotation: rounds of each layer group")
+    noise_scale: float = Field(
+        16.0, gt=0, description="planner, rotation: gradient noise scale, in examples"
+    )
+    batches: list[int] = Field(
+        [2, 4, 8, 16, 32], description="planner, rotation: batch sizes to choose from"
+    )
     codecs: list[str] = Field(
         ["raw32", "int8", "eden4", "eden3", "eden2", "eden1.6", "eden1"],
-        description="planner: codecs to choose from",
+        description="planner, rotation: codecs to choose from",
     )
-    least_steps: int = Field(10, ge=1, description="planner: fewest local steps")
-    most_steps: int = Field(1000, ge=1, description="planner: most local steps")
+    least_steps: int = Field(10, ge=1, description="planner, rotation: fewest local steps")
+    most_steps: int = Field(1000, ge=1, description="planner, rotation: most local steps")
     eta: float = Field(0.01, gt=0, description="duals: step size")
     rule: Literal["ascent", "nupi", "augmented", "barrier"] = Field(
         "ascent", description="duals: ascent (with a dead zone), nupi, augmented, barrier"

@@ -24,6 +24,13 @@ class Knobs:
     """micro-batches accumulated per optimiser step"""
     codec: str = "raw32"
     """how the update is written on the wire"""
+    above: int = 0
+    """layer groups at the top that are frozen as well: those that train are the next ones"""
+
+    def groups(self, depth: int) -> tuple[int, int]:
+        """The layer groups that train, of a model with `depth`: the first, and the one after the last."""
+        last = depth - self.above
+        return last - self.layers, last
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def encode(
         client=job.client,
         seed=seeds.key(job.seed, job.round, job.client, "codec"),
         codec=NOTHING if _little(job, run, update, how) else job.knobs.codec,
-        first=layout.depth - job.knobs.layers,
+        groups=job.knobs.groups(layout.depth),
     )
     if how.feedback != "none":
         for i, (put_in, got) in enumerate(zip(update, frame.unpack(payload, layout), strict=True)):

@@ -1,5 +1,6 @@
 """The controller that a config names."""
 
+from dataclasses import replace
 from functools import partial
 
 from fedbudget.config import Config
@@ -10,6 +11,7 @@ from fedbudget.control.frontier import Grid, Progress
 from fedbudget.control.paper import clamped, dual_controller
 from fedbudget.control.planner import Search, planner
 from fedbudget.control.policies import Base, cafl, cafl_l
+from fedbudget.control.rotation import Cycle, rotation
 from fedbudget.errors import UserError
 from fedbudget.resources.budget import of_client
 from fedbudget.resources.costs import Costs
@@ -38,6 +40,8 @@ def controller(
 ) -> Controller:
     """`knobs` are the base ones, `limits` those of each device class."""
     control = config.control
+    if control.controller == "rotation":
+        return _rotation(config, knobs, known, limits, depth)
     if control.controller == "fixed" or known is None:
         return fixed(knobs)
     base = Base(knobs.layers - 1, knobs.steps, knobs.batch)
@@ -70,6 +74,24 @@ def controller(
                 ema=control.ema,
                 sparsify=control.sparsify,
             )
+
+
+def _rotation(
+    config: Config, knobs: Knobs, known: Costs | None, limits: list[dict[str, float]], depth: int
+) -> Controller:
+    """All layers, then each group alone, bottom up: by the planner where there are budgets."""
+    control = config.control
+    cycle = Cycle(control.whole_rounds, control.group_rounds)
+    places = [(depth, 0), *((1, above) for above in reversed(range(depth)))]
+    if known is None or not limits:
+        whole, *groups = (fixed(replace(knobs, layers=k, above=above)) for k, above in places)
+        return rotation(whole, groups, cycle)
+    grid, progress = search(config, known)
+    whole, *groups = (
+        planner(known.forecast, replace(grid, layers=(k,), above=above), progress, limits)
+        for k, above in places
+    )
+    return rotation(whole, groups, cycle)
 
 
 def _rule(config: Config) -> Rule:

@@ -9,7 +9,8 @@ from fedbudget.types import Knobs
 def privacy(config: Config, layout: Layout, base: Knobs) -> Privacy:
     table, control = config.privacy, config.control
     how = Privacy(table.clip, table.noise, table.model, table.delta, config.train.cohort)
-    codecs = {"fixed": [base.codec], "planner": control.codecs}
+    chosen = control.codecs if config.budget.classes else [base.codec]
+    codecs = {"fixed": [base.codec], "planner": control.codecs, "rotation": chosen}
     check(
         how,
         layout,

@@ -71,13 +71,12 @@ def pack(
     client: int,
     seed: int,
     codec: str,
-    first: int = 0,
+    groups: tuple[int, int] | None = None,
 ) -> Packed:
-    """One or more vectors of equal length over layer groups first.., encoded."""
+    """One or more vectors of equal length over some layer groups, or all, encoded."""
     encode = codecs.named(codec).encode
-    header = Header(
-        *(run, round, client, seed, codec, first, layout.depth, len(vectors[0]), layout.digest)
-    )
+    first, last = groups or (0, layout.depth)
+    header = Header(*(run, round, client, seed, codec, first, last, len(vectors[0]), layout.digest))
     return Packed(header, tuple(encode(v, (seed + i) % 2**64) for i, v in enumerate(vectors)))
 
 

@@ -40,6 +40,8 @@ class Grid:
     codecs: tuple[str, ...]
     least: int = 10
     most: int = 1000
+    above: int = 0
+    """layer groups at the top that are frozen in any case"""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,8 @@ class Progress:
     def __call__(self, knobs: Knobs) -> float:
         steps = knobs.steps / (1 + self.noise_scale / (knobs.batch * knobs.accumulate))
         codec = 1 + self.noise[knobs.codec] / self.cohort
-        return steps * self.shares[knobs.layers - 1] / codec
+        above = self.shares[knobs.above - 1] if knobs.above else 0.0
+        return steps * (self.shares[knobs.layers + knobs.above - 1] - above) / codec
 
 
 class Choice(NamedTuple):
@@ -107,7 +110,7 @@ class Frontier:
         """Layers, batch and codec, each with the least steps."""
         grid = self.grid
         return tuple(
-            Knobs(k, grid.least, b, codec=c)
+            Knobs(k, grid.least, b, codec=c, above=grid.above)
             for k, b, c in product(grid.layers, grid.batches, grid.codecs)
         )
 
@@ -209,7 +212,7 @@ class Frontier:
     def _farthest(self, i: int, reach: int, budgets: Mapping[str, float]) -> Knobs | None:
         """The most steps up to `reach` that fit, by bisection where `reach` itself does not."""
         start = self.settings[i]
-        at = partial(Knobs, start.layers, batch=start.batch, codec=start.codec)
+        at = partial(replace, start)
         if within(self.forecast(there := at(steps=reach)), budgets):
             return there
         if not within(self.forecast(start), budgets):

@@ -85,7 +85,7 @@ def _agrees(plan: Plan) -> bool:
     knobs = plan.controller.knobs(plan.controller.init(), 0)
     few = replace(knobs, steps=min(knobs.steps, 2), codec=layout.raw)
     jobs = [
-        Job(plan.run, 1, client, plan.seed, few, plan.lr_at(1), down.from_group(0))
+        Job(plan.run, 1, client, plan.seed, few, plan.lr_at(1), down.whole)
         for client in (0, len(plan.clients) - 1)
     ]
     try:

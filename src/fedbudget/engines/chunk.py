@@ -45,7 +45,7 @@ def train_chunk(
     started = time.perf_counter()
     first, algorithm = jobs[0], plan.algorithm
     received = downlink.restored(first.payload, layout, {})
-    part = layout.top(first.knobs.layers)
+    part = layout.top(first.knobs.layers, first.knobs.above)
     weights = received[0][part].repeat(len(jobs), 1)
     grads = torch.zeros_like(weights)
     sets = plan.constraints

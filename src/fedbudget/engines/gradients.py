@@ -127,7 +127,7 @@ class VmapGradients:
         layout = self.layout
         spans = pairwise(layout.offsets)
         for name, shape, (a, b) in zip(layout.names, layout.shapes, spans, strict=True):
-            if a < part.start:
+            if not part.start <= a < part.stop:
                 frozen[f"module.{name}"] = whole[a:b].view(shape)
             else:
                 places[f"module.{name}"] = here = slice(a - part.start, b - part.start)

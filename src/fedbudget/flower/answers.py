@@ -124,7 +124,9 @@ def _read(message: Message, sent: Sent, job: Job, costs: Costs, weighted_by: str
         payload=packed,
     )
     (update,) = checked(job, reply, costs.layout, 1)
-    if not frame.finite(sent.weights[costs.layout.top(job.knobs.layers)] + update):
+    if not frame.finite(
+        sent.weights[costs.layout.span(*job.knobs.groups(costs.layout.depth))] + update
+    ):
         raise frame.FrameError("the model with it is not finite")
     shape = frozenset((k, len(v) if isinstance(v, list) else -1) for k, v in metrics.items())
     return Answer(job, message, update, weight, reply, (name, shape))
@@ -142,11 +144,11 @@ def make_whole(
     total = math.fsum(answer.weight for answer in answers)
     mean = Accumulator(layout)
     for answer in answers:
-        first = layout.depth - answer.job.knobs.layers
-        mean.add([answer.update], first, answer.weight / total)
+        groups = answer.job.knobs.groups(layout.depth)
+        mean.add([answer.update], groups, answer.weight / total)
     filled = weights + mean.mean()[0]
     for answer in answers:
-        part = layout.top(answer.job.knobs.layers)
+        part = layout.span(*answer.job.knobs.groups(layout.depth))
         vector = filled.clone()
         vector[part] = weights[part] + answer.update
         found = {name: Array(t.numpy()) for name, t in layout.named(vector).items()}

@@ -60,9 +60,9 @@ class Order:
     """the layer group of each named array"""
 
     @property
-    def first(self) -> int:
-        """The lowest layer group that trains."""
-        return self.groups[-1] + 1 - self.knobs.layers
+    def trained(self) -> range:
+        """The layer groups that train."""
+        return range(*self.knobs.groups(self.groups[-1] + 1))
 
     def to_record(self) -> ConfigRecord:
         values = {**asdict(self), **asdict(self.knobs)}
@@ -113,7 +113,7 @@ def freeze(model: nn.Module, msg: Message) -> None:
     order = Order.of(msg)
     if order is None:
         return
-    trains = {n: g >= order.first for n, g in zip(order.names, order.groups, strict=True)}
+    trains = {n: g in order.trained for n, g in zip(order.names, order.groups, strict=True)}
     for name, parameter in model.named_parameters():
         if name in trains:
             parameter.requires_grad_(trains[name])
@@ -160,11 +160,11 @@ def budget_mod(msg: Message, context: Context, call_next: ClientAppCallable) -> 
     return reply
 
 
-def flat(arrays: Mapping[str, Array], layout: Layout, first: int = 0) -> Tensor:
-    """Arrays as one vector over layer groups first.., in the layout's order; (n,)"""
+def flat(arrays: Mapping[str, Array], layout: Layout, groups: range | None = None) -> Tensor:
+    """Arrays as one vector over some layer groups, or all, in the layout's order; (n,)"""
     pieces = []
     for name, shape, group in zip(layout.names, layout.shapes, layout.groups, strict=True):
-        if group < first:
+        if groups is not None and group not in groups:
             continue
         if name not in arrays:
             raise ValueError(f"the array {name!r} is missing")
@@ -177,27 +177,28 @@ def flat(arrays: Mapping[str, Array], layout: Layout, first: int = 0) -> Tensor:
 def _encoded(order: Order, received: Mapping[str, Array], trained: Mapping[str, Array]) -> bytes:
     """The frame with the update of the layers that were to train."""
     layout = order.layout(received)
-    update = flat(trained, layout, order.first) - flat(received, layout, order.first)
+    update = flat(trained, layout, order.trained) - flat(received, layout, order.trained)
     if not frame.finite(update):
         raise ValueError("the trained arrays hold numbers that are not finite")
-    if changed := _changed_below(order, received, trained):
+    if changed := _changed_though_frozen(order, received, trained):
         LOG.warning(
             "budget_mod: %s has changed but was to stay frozen, so its change is not sent; "
             "call fedbudget.flower.freeze(model, msg) before training",
             changed,
         )
     about = {"run": order.run, "round": order.round, "client": order.client, "seed": order.seed}
-    packed = frame.pack([update], layout, **about, codec=order.knobs.codec, first=order.first)
+    groups = order.trained.start, order.trained.stop
+    packed = frame.pack([update], layout, **about, codec=order.knobs.codec, groups=groups)
     return bytes(frame.to_bytes(packed))
 
 
-def _changed_below(
+def _changed_though_frozen(
     order: Order, received: Mapping[str, Array], trained: Mapping[str, Array]
 ) -> str | None:
     """A frozen array that the app has trained all the same: work that no budget has counted."""
     for name, group in zip(order.names, order.groups, strict=True):
         statistics = name.endswith(("running_mean", "running_var"))
-        if group >= order.first or statistics or name not in trained:
+        if group in order.trained or statistics or name not in trained:
             continue
         if not np.array_equal(received[name].numpy(), trained[name].numpy()):
             return name

@@ -104,7 +104,7 @@ def _knobs(fields: Mapping[str, Any]) -> Knobs:
     numbers = {name: int(fields[name]) for name in ("layers", "steps", "batch", "accumulate")}
     if min(numbers.values()) < 1:
         raise ValueError(f"knobs {numbers}")
-    return Knobs(**numbers, codec=str(fields["codec"]))
+    return Knobs(**numbers, codec=str(fields["codec"]), above=int(fields.get("above", 0)))
 
 
 def _line(text: str) -> str:

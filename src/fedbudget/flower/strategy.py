@@ -56,7 +56,7 @@ class ArrayCosts(Costs):
     array_bytes: int = 0
 
     def forecast(self, knobs: Knobs) -> dict[str, float]:
-        up = frame_bytes(self.layout, knobs.layers, knobs.codec)
+        up = frame_bytes(self.layout, knobs)
         return counted.usage(self.shape, self.device, knobs, up, self.array_bytes)
 
 

@@ -73,9 +73,10 @@ class Layout:
         inside = [i for i, g in enumerate(self.groups) if first <= g < last]
         return slice(self.offsets[inside[0]], self.offsets[inside[-1] + 1])
 
-    def top(self, k: int) -> slice:
-        """The part of the vector that belongs to the top k groups."""
-        return self.span(self.depth - k, self.depth)
+    def top(self, k: int, above: int = 0) -> slice:
+        """The part of the vector that belongs to the top k groups, or to the k below the top ones."""
+        last = self.depth - above
+        return self.span(last - k, last)
 
     @cached_property
     def digest(self) -> bytes:
@@ -126,18 +127,18 @@ class FlatModel:
         # the counters of norms are not sent; each local run starts with the model's own
         counters = [b for n, b in module.named_buffers() if n.endswith("num_batches_tracked")]
         self._counters = [(b, b.clone()) for b in counters]
-        self._trained_layers = 0
+        self._trains = slice(0, 0)
         self._training = False
         self.freeze(self.layout.depth)
 
-    def freeze(self, k: int) -> slice:
-        """Train the top k groups only; returns their slice of the vector."""
-        part = self.layout.top(k)
-        if k != self._trained_layers:
-            self._trained_layers = k
+    def freeze(self, k: int, above: int = 0) -> slice:
+        """Train the top k groups below `above` frozen ones only; returns their slice of the vector."""
+        part = self.layout.top(k, above)
+        if part != self._trains:
+            self._trains = part
             self._training = False
-            offsets = dict(zip(self.layout.names, self.layout.offsets, strict=False))
-            self._frozen = {name for name in self.layout.names if offsets[name] < part.start}
+            starts = zip(self.layout.names, self.layout.offsets, strict=False)
+            self._frozen = {name for name, at in starts if not part.start <= at < part.stop}
             for name, p in self._parameters.items():
                 trains = name not in self._frozen
                 p.requires_grad_(trains)
@@ -156,7 +157,7 @@ class FlatModel:
         runs: list[slice] = []
         offsets = self.layout.offsets
         for name, a, b in zip(self.layout.names, offsets, offsets[1:], strict=False):
-            if a < part.start or name not in self._parameters:
+            if not part.start <= a < part.stop or name not in self._parameters:
                 continue
             if runs and runs[-1].stop == a:
                 runs[-1] = slice(runs[-1].start, b)

@@ -121,16 +121,18 @@ def layers_chart(runs: Sequence[Loaded]) -> Chart | None:
     """A strip a run or device class: which layer groups trained in which round."""
     panels = []
     for kind in kinds(runs):
-        trained: dict[int, list[int]] = {}
+        trained: dict[int, list[range]] = {}
+        """round -> the groups that each client trained, counted from the top"""
         for round, own in kind.knobs():
-            trained.setdefault(round, []).append(int(own["layers"]))
-        names = _groups(kind.same, max(map(max, trained.values()), default=0))
+            above = int(own.get("above", 0))
+            trained.setdefault(round, []).append(range(above, above + int(own["layers"])))
+        most = max((own.stop for cohort in trained.values() for own in cohort), default=0)
+        names = _groups(kind.same, most)
         if len(names) > 1:
             rounds = sorted(trained)
-            # group i from the bottom trains where at least depth - i groups from the top do
             shares = [
-                [sum(k >= len(names) - i for k in trained[r]) / len(trained[r]) for r in rounds]
-                for i in range(len(names))
+                [sum(i in own for own in trained[r]) / len(trained[r]) for r in rounds]
+                for i in reversed(range(len(names)))
             ]
             panels.append(
                 Panel(kind.label, "round", "layer group", strip=Strip(names, rounds, shares))

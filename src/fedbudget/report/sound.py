@@ -80,7 +80,9 @@ def _knobs(value: Any) -> bool:
     return (
         isinstance(value, dict)
         and all(number(value.get(key)) for key in KNOBS)
-        and 0 <= value["layers"] <= DEEPEST  # each gets a row
+        and number(value.get("above", 0))
+        and min(value["layers"], value.get("above", 0)) >= 0
+        and value["layers"] + value.get("above", 0) <= DEEPEST  # each gets a row
         and isinstance(value.get("codec"), str)
     )
 

@@ -34,9 +34,9 @@ class Costs:
 
     def forecast(self, knobs: Knobs) -> dict[str, float]:
         """Counted usage to expect: bytes are those of a frame with these knobs, all layers down."""
-        down_codec = self.down_codec or self.layout.raw
-        up = frame_bytes(self.layout, knobs.layers, knobs.codec, self.vectors)
-        down = frame_bytes(self.layout, self.layout.depth, down_codec, self.vectors)
+        up = frame_bytes(self.layout, knobs, self.vectors)
+        whole = Knobs(self.layout.depth, 0, 0, codec=self.down_codec or self.layout.raw)
+        down = frame_bytes(self.layout, whole, self.vectors)
         return counted.usage(self.shape, self.device, knobs, up, down)
 
     def paper(self, knobs: Knobs) -> dict[str, float]:
@@ -46,7 +46,8 @@ class Costs:
     def meter(self, knobs: Knobs, up_bytes: int, down_bytes: int) -> Mapping[str, dict[str, float]]:
         """What a client reports: each accounting on its own."""
         found = {"counted": counted.usage(self.shape, self.device, knobs, up_bytes, down_bytes)}
-        if self.sizes is not None and proxies.level(knobs.codec) is not None:
+        top = knobs.above == 0  # the papers freeze from the bottom only
+        if self.sizes is not None and top and proxies.level(knobs.codec) is not None:
             found["paper"] = self.paper(knobs)
         return found
 
@@ -72,18 +73,24 @@ def costs(
     return Costs(shape, device, model.layout, sizes, vectors, down_codec)
 
 
-@lru_cache(maxsize=1024)
-def frame_bytes(layout: Layout, layers: int, codec: str, vectors: int = 1) -> int:
+def frame_bytes(layout: Layout, knobs: Knobs, vectors: int = 1) -> int:
     """Length of a frame: by the codec's own word where that is all it takes, else by encoding one."""
-    part = layout.top(layers)
-    count, first = part.stop - part.start, layout.depth - layers
+    return _frame_bytes(layout, knobs.groups(layout.depth), knobs.codec, vectors)
+
+
+@lru_cache(maxsize=1024)
+def _frame_bytes(layout: Layout, groups: tuple[int, int], codec: str, vectors: int) -> int:
+    part = layout.span(*groups)
+    count = part.stop - part.start
     size = named(codec).size
     if size is not None:
-        head = frame.Header(0, 0, 0, 0, codec, first, layout.depth, count, layout.digest)
+        head = frame.Header(0, 0, 0, 0, codec, *groups, count, layout.digest)
         return len(frame.Packed(head, (bytes(size(count)),) * vectors))
     about = {"run": 0, "round": 0, "client": 0, "seed": 0}
     with one_thread():
-        packed = frame.pack([_gaussian(count)] * vectors, layout, **about, codec=codec, first=first)
+        packed = frame.pack(
+            [_gaussian(count)] * vectors, layout, **about, codec=codec, groups=groups
+        )
     return len(packed)
 
 

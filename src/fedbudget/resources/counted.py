@@ -44,6 +44,9 @@ class Shape:
     """per sample: forward through everything, backward through the trained top"""
     kept: tuple[float, ...]
     """activation bytes per sample that wait for the backward pass"""
+    spared_flops: tuple[float, ...]
+    """by the number of groups frozen at the top (index 0: none): what they no longer take"""
+    spared_kept: tuple[float, ...]
     optimizer: str
 
     @property
@@ -51,23 +54,27 @@ class Shape:
         """Numbers the optimiser keeps per parameter."""
         return 2 if self.optimizer == "adamw" else 1
 
+    def trained(self, knobs: Knobs) -> int:
+        """Parameters that train, and are sent."""
+        above = self.parameters[knobs.above - 1] if knobs.above else 0
+        return self.parameters[knobs.layers + knobs.above - 1] - above
+
     def step_flops(self, knobs: Knobs) -> float:
         """One optimiser step: all its micro-batches and the update."""
-        k = knobs.layers - 1
+        sample = self.flops[knobs.layers + knobs.above - 1] - self.spared_flops[knobs.above]
         update = ADAMW_FLOPS if self.optimizer == "adamw" else SGD_FLOPS
-        return self.flops[k] * knobs.batch * knobs.accumulate + update * self.parameters[k]
+        return sample * knobs.batch * knobs.accumulate + update * self.trained(knobs)
 
     def step_traffic(self, knobs: Knobs) -> float:
         """Bytes of weights, gradients and optimiser state that a step reads and writes."""
-        k = knobs.layers - 1
         weights = 2 * self.parameters[-1] * knobs.accumulate  # read forward and backward
-        update = (3 + 2 * (self.states + 1)) * self.parameters[k]
+        update = (3 + 2 * (self.states + 1)) * self.trained(knobs)
         return float(BYTES * (weights + update))
 
     def memory(self, knobs: Knobs) -> float:
-        k = knobs.layers - 1
-        trained = self.parameters[k] * (1 + self.states)
-        return BYTES * (self.parameters[-1] + trained) + self.kept[k] * knobs.batch
+        trained = self.trained(knobs) * (1 + self.states)
+        kept = self.kept[knobs.layers + knobs.above - 1] - self.spared_kept[knobs.above]
+        return BYTES * (self.parameters[-1] + trained) + kept * knobs.batch
 
 
 def usage(
@@ -91,20 +98,31 @@ def usage(
 
 
 def measure(model: FlatModel, task: Task, examples: Examples, optimizer: str) -> Shape:
-    """Count a model's work on real examples, once for each number of trained groups."""
+    """Count a model's work on real examples: for each number of trained groups, and group by group.
+
+    Groups frozen at the top still pass gradients on, but take none for themselves. What that spares
+    does not depend on the groups below, so the two passes for each group give every part of a model.
+    """
     size = min(2, len(examples))
     x, y = examples.batch(np.arange(size))
-    parameters, flops, kept = [], [], []
-    for k in range(1, model.layout.depth + 1):
-        part = model.freeze(k)
+
+    def count(k: int, above: int) -> tuple[float, float]:
+        model.freeze(k, above)
         model.train()
         with _Flops() as counter, _Kept(model) as saved:
             torch.autograd.backward(task.loss(model.module, x, y))
-        parameters.append(part.stop - part.start)
-        flops.append(counter.total / size)
-        kept.append(saved.total / size)
+        return counter.total / size, saved.total / size
+
+    depth = model.layout.depth
+    tops = [count(k, 0) for k in range(1, depth + 1)]
+    alone = [count(1, above) for above in range(1, depth)]
     model.grads.zero_()
-    return Shape(tuple(parameters), tuple(flops), tuple(kept), optimizer)
+    flops, kept = zip(*tops, strict=True)
+    spared = [(0.0, 0.0), *((f - g, m - n) for (f, m), (g, n) in zip(tops[1:], alone, strict=True))]
+    less_flops, less_kept = zip(*spared, strict=True)
+    spans = (model.layout.top(k) for k in range(1, depth + 1))
+    parameters = tuple(part.stop - part.start for part in spans)
+    return Shape(parameters, flops, kept, less_flops, less_kept, optimizer)
 
 
 class _Flops(TorchDispatchMode):  # type: ignore[no-untyped-call]
