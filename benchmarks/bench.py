@@ -17,12 +17,15 @@ from typing import Any, NamedTuple
 import agents
 import checkpoint
 import coding
+import compiling
 import contests
 import control
 import page
 import peak
 import registered
+import scaling
 import start
+import where
 
 from fedbudget.bench import machine
 
@@ -73,6 +76,9 @@ PARTS = {
     "registered": Part("Many registered clients", registered.run, registered.section, 5),
     "control": Part("Deciding", control.run, control.section, 9),
     "checkpoint": Part("A checkpoint", checkpoint.run, checkpoint.section, 5),
+    "where": Part("Where the time goes", where.run, where.section, 3),
+    "scaling": Part("The scaling model", scaling.run, scaling.section, 5),
+    "compile": Part("torch.compile", compiling.run, compiling.section, 9),
     "flower": Part("On Flower", on_flower, on_flower_section, 30),
 }
 

@@ -10,7 +10,7 @@ SOURCE = Path(fedbudget.__file__).parent
 LAYERS = (
     ("errors", "types", "seeds", "units", "threads", "callbacks", "files", "records"),
     ("terminal", "summary", "gauges"),
-    ("models", "data", "codecs", "task", "constraints", "optimizers"),
+    ("models", "data", "codecs", "task", "constraints", "optimizers", "hardware"),
     ("algorithms", "resources"),
     ("control", "uplink", "downlink", "aggregation", "privacy"),
     ("client",),

@@ -1,5 +1,6 @@
 import gzip
 import hashlib
+import pickle
 import threading
 import zipfile
 from functools import partial
@@ -12,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fedbudget as fb
 from conftest import blobs, data_folder
 from fedbudget.data import files, partition, sources
 from fedbudget.data.examples import (
@@ -24,7 +26,9 @@ from fedbudget.data.examples import (
     in_order,
 )
 from fedbudget.data.files import File
+from fedbudget.data.ondemand import OnDemand
 from fedbudget.errors import UserError
+from fedbudget.models.softmax import Softmax
 
 
 def rng():
@@ -280,3 +284,34 @@ def test_hugging_face_datasets_are_read(tmp_path):
         hf.from_dataset(table, ("z",), None, 0.1, "t")
     table.save_to_disk(str(tmp_path / "saved"))
     assert len(hf.load(str(tmp_path / "saved"), ("line",), None, 0.1).documents) == 3
+
+
+LOADED = []
+
+
+def loaded(client):
+    LOADED.append(client)
+    return blobs(30, seed=client).x, blobs(30, seed=client).y
+
+
+def test_clients_on_demand_are_loaded_when_they_train_and_give_the_same_bits():
+    LOADED.clear()
+    about = {"rounds": 2, "cohort": 2, "steps": 2, "batch": 5, "quiet": True}
+    net = partial(Softmax, 4, 3)
+    lazy = fb.train(net, OnDemand([30] * 50, loaded), **about)
+    asked = {c for record in lazy.records for c in record.cohort}
+    assert set(LOADED) == asked
+    whole = fb.train(net, [(blobs(30, seed=i).x, blobs(30, seed=i).y) for i in range(50)], **about)
+    ends = zip(lazy.model.parameters(), whole.model.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in ends)
+
+
+def test_a_client_that_is_not_of_its_size_is_named():
+    run = fb.train(partial(Softmax, 4, 3), OnDemand([30, 30, 29], loaded), rounds=1, quiet=True)
+    assert "client 2 has 30 examples; its size was to be 29" in run.records[0].dropped["2"]
+
+
+def test_what_was_loaded_is_not_sent_along():
+    client = OnDemand([30], loaded)[0]
+    client.batch(np.arange(3))
+    assert pickle.loads(pickle.dumps(client))._found is None

@@ -315,7 +315,7 @@ def test_workers_leave_when_their_parent_is_killed(here):
 
 def test_a_worker_whose_parent_is_gone_before_it_is_ready_leaves_in_silence(capfd):
     ours, theirs = Pipe()
-    worker = get_context("spawn").Process(target=embedded._work, args=(theirs, softmax_plan()))
+    worker = get_context("spawn").Process(target=embedded._work, args=(theirs, softmax_plan(), 0))
     worker.start()
     theirs.close()
     ours.close()

@@ -144,6 +144,7 @@ def test_the_summary_has_its_contract(tmp_path):
         "steps": 4,
         "batch": 4,
         "accumulate": 1,
+        "above": 0,
         "codec": "raw32",
     }
     assert {"name", "algorithm", "controller", "seed", "rounds", "complete", "usage"} <= set(

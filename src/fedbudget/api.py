@@ -24,11 +24,12 @@ from fedbudget.constraints import ConstraintSet
 from fedbudget.control import planner as control
 from fedbudget.control.controller import Controller, fixed
 from fedbudget.control.planner import Search
-from fedbudget.data.examples import Arrays, as_examples
+from fedbudget.data.examples import Arrays, Lazy, as_examples
 from fedbudget.data.partition import check_sizes
 from fedbudget.engines.choose import choose
 from fedbudget.errors import UserError
 from fedbudget.files import write
+from fedbudget.hardware import check_precision, place
 from fedbudget.models.flat import FlatModel
 from fedbudget.plan import Plan
 from fedbudget.progress import Live, watched
@@ -170,6 +171,7 @@ def train(
     codec: str | None = None,
     device: str = "raspberry-pi-5",
     workers: int = 1,
+    accelerator: Literal["cpu", "cuda", "mps", "xpu"] = "cpu",
     name: str = "run",
     on_round: Callable[[RoundRecord], None] | None = None,
     callbacks: Sequence[Callback] = (),
@@ -179,7 +181,8 @@ def train(
 
     model: a module, or a function that makes one.
     clients: one data set per client: a torch Dataset of (input, target) pairs, a Hugging Face
-        Dataset of two columns, or an (x, y) pair of tensors (bytes are read as pixels: 0..1).
+        Dataset of two columns, or an (x, y) pair of tensors (bytes are read as pixels: 0..1); or
+        `fedbudget.data.ondemand.OnDemand`, which loads them when they train.
     validation: a data set of the same kind, evaluated after every round.
     cohort: clients per round; None takes all.
     layers: how many layer groups train, from the top; None trains all.
@@ -197,11 +200,12 @@ def train(
     device: the profile that turns counted work into joules and degrees.
     workers: processes; with more than one, model, data and loss must be picklable and the script
         needs `if __name__ == "__main__":`.
+    accelerator: where clients compute; several workers share the accelerators of a kind evenly.
     on_round: hears of each round; what it raises ends the run.
     callbacks: hear of start, rounds and end, such as `fedbudget.tracking.tensorboard.tensorboard`
         or a `fedbudget.callbacks.Callback` of your own; one that fails is warned of and left out.
     """
-    parts = [as_examples(c) for c in clients]
+    parts = clients if isinstance(clients, Lazy) else [as_examples(c) for c in clients]
     if not parts:
         raise UserError("clients is empty: give one data set per client")
     check_sizes([len(p) for p in parts])
@@ -215,6 +219,8 @@ def train(
     local = recipe or Recipe(optimizer=optimizer)
     _check_numbers(rounds=rounds, steps=steps, batch=batch, workers=workers)
     _check_choices(optimizer=local.optimizer, weighting=weighting)
+    place(accelerator)
+    check_precision(local.precision, accelerator)
     if not (lr > 0 and math.isfinite(lr)):
         raise UserError(f"lr = {lr}: it must be above 0")
     if not 1 <= size <= len(parts):
@@ -281,6 +287,7 @@ def train(
         layers=prefixes,
         constraints=constraints,
         final_projection=final_projection,
+        accelerator=accelerator,
     )
     config = {
         "rounds": rounds,

@@ -15,6 +15,7 @@ from fedbudget.algorithms.algorithm import Algorithm, ClientState, LocalRun, cou
 from fedbudget.codecs import frame
 from fedbudget.data.examples import Examples, draw
 from fedbudget.errors import UserError
+from fedbudget.hardware import moved
 from fedbudget.models.flat import FlatModel
 from fedbudget.optimizers import Optimizer, Runs, adamw, sgd
 from fedbudget.privacy import Privacy, private
@@ -37,6 +38,8 @@ class Recipe:
     """share of the local run in which the step size rises"""
     schedule: str = "constant"
     """within a local run: "constant" or "cosine" (down to a tenth)"""
+    precision: str = "float32"
+    """of the products; "bfloat16" keeps weights, gradients and optimiser in float32"""
     uplink: Uplink = field(default_factory=Uplink)
     """what a client keeps back of an update and sends later"""
     keeps_model: bool = False
@@ -74,6 +77,7 @@ def train_client(job: Job, agent: Agent, algorithm: Algorithm, state: ClientStat
     started = time.perf_counter()
     knobs, model, recipe = job.knobs, agent.model, agent.recipe
     layout = model.layout
+    place = model.weights.device
     received = downlink.restored(job.payload, layout, state)
     model.weights.copy_(received[0])
     part = model.freeze(knobs.layers, knobs.above)
@@ -81,12 +85,12 @@ def train_client(job: Job, agent: Agent, algorithm: Algorithm, state: ClientStat
         model.weights[part],
         model.grads[part],
         part,
-        received,
-        state,
+        tuple(vector.to(place) for vector in received),
+        {name: vector.to(place) for name, vector in state.items()},
         partial(_optimizer, recipe, model, part),
         job.round,
-        counted(job.ack.counts, layout) if job.ack else None,
-        agent.project,
+        counted(job.ack.counts, layout).to(place) if job.ack else None,
+        _beside(agent.project, place),
         tuple(
             slice(s.start - part.start, s.stop - part.start)
             for s in layout.statistic_slices
@@ -96,6 +100,10 @@ def train_client(job: Job, agent: Agent, algorithm: Algorithm, state: ClientStat
     algorithm.start(run)
     loss = _local_steps(run, job, agent, algorithm) if knobs.steps else None
     update, kept = algorithm.finish(run)
+    # encoded, and kept until the next round, on the CPU
+    run.received, run.client = received, state
+    update = tuple(vector.cpu() for vector in update)
+    kept = {name: vector.cpu() for name, vector in kept.items()}
     update = private(update, recipe.privacy, job, recipe.privacy_seed)
     payload, held_back = uplink.encode(job, run, update, layout, recipe.uplink)
     if algorithm.sent is not None:
@@ -121,7 +129,8 @@ def _local_steps(run: LocalRun, job: Job, agent: Agent, algorithm: Algorithm) ->
     batches = draw(agent.examples, knobs.batch, order)
     agent.model.train()
     total = 0.0
-    with seeds.torch_seeded(job.seed, job.round, job.client, "dropout"):
+    place = run.weights.device
+    with seeds.torch_seeded(job.seed, job.round, job.client, "dropout", place):
         for step in range(knobs.steps):
             run.grads.zero_()
             total += _accumulate(batches, agent, knobs.accumulate)
@@ -137,12 +146,28 @@ def _local_steps(run: LocalRun, job: Job, agent: Agent, algorithm: Algorithm) ->
 def _accumulate(batches: Iterator[tuple[Any, Tensor]], agent: Agent, micro_batches: int) -> float:
     """Gradients of the mean loss over the micro-batches, into the model's gradient vector."""
     total = 0.0
+    place = agent.model.weights.device
     for _ in range(micro_batches):
         x, y = next(batches)
-        loss = agent.task.loss(agent.model.module, x, y) / micro_batches
+        if place.type != "cpu":
+            x, y = moved(x, place), moved(y, place)
+        if agent.recipe.precision == "bfloat16":
+            with torch.autocast(place.type, torch.bfloat16):
+                loss = agent.task.loss(agent.model.module, x, y) / micro_batches
+        else:
+            loss = agent.task.loss(agent.model.module, x, y) / micro_batches
         torch.autograd.backward(loss)
         total += loss.item()
     return total
+
+
+def _beside(
+    project: Callable[[Tensor], Tensor] | None, place: torch.device
+) -> Callable[[Tensor], Tensor] | None:
+    """A projection for tensors on a device; sets themselves stay on the CPU."""
+    if project is None or place.type == "cpu":
+        return project
+    return lambda point: project(point.cpu()).to(place)
 
 
 def clip(grads: Tensor, largest: float) -> None:

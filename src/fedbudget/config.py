@@ -53,6 +53,9 @@ class Config(Table):
         "embedded", description="embedded, flower (Flower's simulation)"
     )
     workers: int = Field(0, ge=0, description="processes; 1 = in this process, 0 = one a core")
+    accelerator: Literal["cpu", "cuda", "mps", "xpu"] = Field(
+        "cpu", description="where clients compute: cpu, cuda, mps, xpu; a worker for each there is"
+    )
     checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
     track: list[str] = Field(
         [], description="tensorboard, mlflow, wandb, or package.module:function: a Callback"

@@ -19,7 +19,7 @@ def adamw(runs: Runs, betas: tuple[float, float], weight_decay: float) -> Optimi
     """Loshchilov and Hutter 2019: torch.optim.AdamW with its default epsilon, bit for bit."""
     weights, grads = [w for w, _ in runs], [g for _, g in runs]
     first, second = ([torch.zeros_like(w) for w in weights] for _ in range(2))
-    taken = [torch.zeros(()) for _ in weights]
+    taken = [torch.zeros((), device=w.device) for w in weights]
 
     def step(lr: float) -> None:
         for count in taken:

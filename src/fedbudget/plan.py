@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import nn
 
 from fedbudget import seeds
@@ -67,6 +68,8 @@ class Plan:
     """whether a client's own model is put into its set when the run ends"""
     warnings: tuple[str, ...] = ()
     """what the user should hear before the run starts"""
+    accelerator: str = "cpu"
+    """where clients compute: cpu, cuda, mps, xpu"""
     evaluate_every: int = 1
     eval_batch: int = 64
 
@@ -75,11 +78,11 @@ class Plan:
         """A number that frames of this run carry."""
         return seeds.key(self.seed, self.rounds, len(self.clients), self.name)
 
-    def build_model(self) -> FlatModel:
+    def build_model(self, device: torch.device | None = None) -> FlatModel:
         """The initial model: the same in every process."""
         with seeds.torch_seeded(self.seed, 0, seeds.SERVER, "init"):
             # a copy, because a factory may return one module again and again
-            return FlatModel(copy.deepcopy(self.model()), self.layers)
+            return FlatModel(copy.deepcopy(self.model()), self.layers, device)
 
     def lr_at(self, round: int) -> float:
         """Step size of a round, counting from 1: a cosine falls over the run, cooldown at its end."""

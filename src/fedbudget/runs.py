@@ -24,6 +24,7 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 import numpy as np
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -33,7 +34,7 @@ from fedbudget.errors import UserError
 from fedbudget.files import write
 from fedbudget.records import plain, read_records
 from fedbudget.rounds import State
-from fedbudget.types import Ack, RoundRecord
+from fedbudget.types import Ack, Buffer, RoundRecord
 
 VERSION = 2
 KEPT = 2
@@ -41,6 +42,16 @@ OUTPUTS = (
     *("model.safetensors", "personal.safetensors"),
     *("facts.json", "summary.json", "rounds.jsonl"),
 )
+KINDS = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""what safetensors calls the types that a state may have"""
 
 
 class Checkpoint(NamedTuple):
@@ -146,8 +157,9 @@ class RunFolder:
             "crc32": {name: _crc(t) for name, t in tensors.items()},
         }
         text = json.dumps(meta)
-        body = save(tensors, {"fedbudget": text, "crc32": str(zlib.crc32(text.encode()))})
-        write(self.checkpoint_folder / f"round-{state.round:08d}.safetensors", body)
+        about = {"fedbudget": text, "crc32": str(zlib.crc32(text.encode()))}
+        body = pieces(tensors, about)  # clients' states may be larger than the memory
+        write(self.checkpoint_folder / f"round-{state.round:08d}.safetensors", *body)
         for old in self.checkpoints()[KEPT:]:
             old.unlink()
 
@@ -211,6 +223,24 @@ class RunFolder:
     def save_summary(self, summary: Mapping[str, Any]) -> None:
         text = json.dumps(plain(summary), indent=2, allow_nan=False)
         write(self.path / "summary.json", (text + "\n").encode())
+
+
+def pieces(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> Iterator[Buffer]:
+    """A safetensors file piece by piece, where `save` would copy all of it into one."""
+    head: dict[str, Any] = {"__metadata__": dict(about)}
+    at = 0
+    for name, tensor in tensors.items():
+        head[name] = {
+            "dtype": KINDS[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [at, at + tensor.nbytes],
+        }
+        at += tensor.nbytes
+    text = json.dumps(head).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for tensor in tensors.values():
+        yield tensor.numpy().reshape(-1).view(np.uint8).data
 
 
 def _locked(name: Path) -> int:

@@ -28,11 +28,17 @@ def rng(seed: int, round: int, client: int, purpose: str) -> np.random.Generator
 
 
 @contextmanager
-def torch_seeded(seed: int, round: int, client: int, purpose: str) -> Iterator[None]:
+def torch_seeded(
+    seed: int, round: int, client: int, purpose: str, device: torch.device | None = None
+) -> Iterator[None]:
     """Torch's own generator (initial weights, dropout) on one stream, and then as it was before."""
+    stream = key(seed, round, client, purpose)
+    if device is not None and device.type != "cpu":
+        # each run on an accelerator starts a stream of its own; nothing else draws from it
+        torch.get_device_module(device).manual_seed(stream)
     # torch.manual_seed would also queue a call for every absent accelerator, and keep it
     before = torch.default_generator.get_state()
-    torch.default_generator.manual_seed(key(seed, round, client, purpose))
+    torch.default_generator.manual_seed(stream)
     try:
         yield
     finally:

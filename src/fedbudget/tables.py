@@ -72,6 +72,11 @@ class Train(Table):
     schedule: Literal["constant", "cosine"] = Field(
         "constant", description="step size within a local run: constant, cosine"
     )
+    precision: Literal["float32", "bfloat16"] = Field(
+        "float32",
+        description="of matrix products: float32, bfloat16 (refused where it does not work or is "
+        "slower; weights and optimiser stay in float32)",
+    )
     round_schedule: Literal["constant", "cosine", "cooldown"] = Field(
         "constant", description="step size over the rounds: constant, cosine, cooldown"
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbudget import epsilon
-from fedbudget.build import build, cores
+from fedbudget.build import build, own_workers
 from fedbudget.callbacks import Callback, closing, guarded
 from fedbudget.config import Config, differences, load, to_toml
 from fedbudget.engines.choose import choose
@@ -208,7 +208,7 @@ def _finish(
     for warning in plan.warnings:
         _warn(f"warning: {warning}")
     done = start.state.round if start else 0
-    workers = min(settings.workers or cores(), plan.cohort)
+    workers = min(settings.workers or own_workers(plan.accelerator), plan.cohort)
     lines = [guarded(json_lines(), "--json", _warn)] if show == "json" else []
     callbacks = [*lines, *trackers]
     screen = console(show)

@@ -27,6 +27,7 @@ from fedbudget.config import Config
 from fedbudget.control.frontier import Grid, Progress
 from fedbudget.data.examples import Examples
 from fedbudget.errors import UserError
+from fedbudget.hardware import check_precision, count, place
 from fedbudget.models.flat import FlatModel, Layout
 from fedbudget.plan import Plan
 from fedbudget.resources import devices
@@ -89,6 +90,8 @@ def build(config: Config, clients: int = 0) -> Plan:
         ready = ready._replace(clients=[ready.clients[0]] * clients)
     train, agents = config.train, len(ready.clients)
     constrained = config.algorithm in CONSTRAINED
+    place(config.accelerator)
+    check_precision(train.precision, config.accelerator)
     some = [ready.clients[i] for i in range(min(agents, 8))]
     warnings = (step_warning(config, some, agents), noise_warning(config))
     return Plan(
@@ -113,6 +116,7 @@ def build(config: Config, clients: int = 0) -> Plan:
             train.clip,
             train.warmup,
             train.schedule,
+            train.precision,
             Uplink(config.codec.feedback, config.codec.momentum, config.codec.skip),
             keeps_model=config.codec.changed_only or config.codec.skip > 0,
             privacy=privacy(config, ready.layout, ready.base),
@@ -132,6 +136,7 @@ def build(config: Config, clients: int = 0) -> Plan:
         constraints=constraint_sets(config, ready.layout, agents) if constrained else None,
         final_projection=config.constraints.final_projection,
         warnings=tuple(warning for warning in warnings if warning),
+        accelerator=config.accelerator,
         evaluate_every=train.evaluate_every,
     )
 
@@ -159,6 +164,8 @@ def budgets(config: Config, known: Costs, base: Knobs) -> list[dict[str, float]]
     return [resolve(read(table), reference, ambient) for table in config.budget.classes]
 
 
-def cores() -> int:
-    """Cores this process may use."""
+def own_workers(accelerator: str) -> int:
+    """One for each core that this process may use, or for each accelerator."""
+    if accelerator != "cpu":
+        return count(accelerator)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -116,7 +116,7 @@ class Part:
         return self.base.batch(self.numbers[numbers])
 
 
-class _Lazy(Sequence[Examples]):
+class Lazy(Sequence[Examples]):
     """A client's examples, made when they are asked for."""
 
     @abstractmethod
@@ -132,7 +132,7 @@ class _Lazy(Sequence[Examples]):
         return self.one(range(len(self))[i])
 
 
-class Parts(_Lazy):
+class Parts(Lazy):
     """Clients as parts of one set: all numbers in one array, cut at bounds."""
 
     def __init__(self, base: Examples, parts: Sequence[Numbers]) -> None:
@@ -147,7 +147,7 @@ class Parts(_Lazy):
         return Part(self.base, self.numbers[self.bounds[i] : self.bounds[i + 1]])
 
 
-class Texts(_Lazy):
+class Texts(Lazy):
     """Clients as spans of one text."""
 
     def __init__(

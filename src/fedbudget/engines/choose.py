@@ -43,6 +43,8 @@ def suits(plan: Plan) -> bool:
     """Whether the batched engine can run a plan and is the faster one."""
     return (
         plan.cohort >= FEWEST
+        and plan.accelerator == "cpu"
+        and plan.recipe.precision == "float32"
         and _links_forget(plan)
         and _in_arrays(plan.clients)
         and _gains(plan)

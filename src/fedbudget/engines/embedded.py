@@ -37,6 +37,7 @@ from fedbudget.engines.engine import (
     validation_batches,
 )
 from fedbudget.engines.queue import AHEAD, Queue
+from fedbudget.engines.states import States
 from fedbudget.errors import UserError
 from fedbudget.plan import Plan
 from fedbudget.task import Score
@@ -63,7 +64,7 @@ class InProcess(Agents):
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.host = Host(plan)
-        self.states: MutableMapping[int, Versions] = {}
+        self.states: MutableMapping[int, Versions] = States()
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Reply]:
         for job in jobs:
@@ -91,6 +92,7 @@ class InProcess(Agents):
 class _Worker:
     process: SpawnProcess
     pipe: Connection
+    number: int
     job: Job | None = None
     since: float = 0.0
     """when it got its job"""
@@ -107,22 +109,22 @@ class Workers(Agents):
     def __init__(self, plan: Plan, workers: int, deadline_s: float = 0.0) -> None:
         self.plan = plan
         self.deadline_s = deadline_s
-        self.states: MutableMapping[int, Versions] = {}
+        self.states: MutableMapping[int, Versions] = States()
         self.batches = validation_batches(plan)
         self.workers: list[_Worker] = []
         try:
             for _ in range(workers):
-                self.workers.append(self._start())
+                self.workers.append(self._start(len(self.workers)))
             for worker in self.workers:
                 _await(worker)
         except BaseException:
             self.__exit__()
             raise
 
-    def _start(self) -> _Worker:
+    def _start(self, number: int) -> _Worker:
         context = torch.multiprocessing.get_context("spawn")
         here, there = context.Pipe()
-        process = context.Process(target=_work, args=(there, self.plan), daemon=True)
+        process = context.Process(target=_work, args=(there, self.plan, number), daemon=True)
         try:
             with _signals_wait():
                 process.start()
@@ -132,7 +134,7 @@ class Workers(Agents):
                 f"({error}); define them at the top of a module, or use workers=1"
             ) from None
         there.close()
-        return _Worker(process, here)
+        return _Worker(process, here, number)
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Reply]:
         waiting = Queue(jobs, AHEAD * len(self.workers), self._work)
@@ -241,7 +243,7 @@ class Workers(Agents):
 
     def _replace(self, worker: _Worker, at_once: bool = False) -> _Worker:
         _stop(worker, at_once)
-        fresh = self._start()
+        fresh = self._start(worker.number)
         _await(fresh)
         return fresh
 
@@ -304,7 +306,7 @@ def _receive(pipe: Connection) -> tuple[Reply, Versions]:
     return Reply.from_header(header["reply"], payload), kept
 
 
-def _work(pipe: Connection, plan: Plan) -> None:
+def _work(pipe: Connection, plan: Plan, number: int) -> None:
     """A worker's life: answer until the pipe ends."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
@@ -313,13 +315,13 @@ def _work(pipe: Connection, plan: Plan) -> None:
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     with suppress(EOFError, OSError):  # the parent is gone
-        _answer(pipe, plan)
+        _answer(pipe, plan, number)
 
 
-def _answer(pipe: Connection, plan: Plan) -> None:
+def _answer(pipe: Connection, plan: Plan, number: int) -> None:
     """Say that the model could be built, or why not; then train and score as asked."""
     try:
-        host = Host(plan)
+        host = Host(plan, number)
     except Exception as error:
         pipe.send_bytes(describe(error).encode())
         return

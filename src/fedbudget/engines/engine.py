@@ -14,6 +14,7 @@ from fedbudget.data.examples import Numbers, in_order
 from fedbudget.engines import assess
 from fedbudget.engines.assess import Figures
 from fedbudget.errors import StateLostError
+from fedbudget.hardware import moved, place
 from fedbudget.models.flat import FlatModel
 from fedbudget.plan import Plan
 from fedbudget.task import Score, evaluate_batch
@@ -83,9 +84,9 @@ def validation_batches(plan: Plan) -> list[Numbers]:
 class Host:
     """One process's model and data, used for one client after another."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, worker: int = 0) -> None:
         self.plan = plan
-        self.model = plan.build_model()
+        self.model = plan.build_model(place(plan.accelerator, worker))
         self.batches = validation_batches(plan)
 
     def train(self, job: Job, versions: Versions) -> tuple[Reply, Versions]:
@@ -111,12 +112,13 @@ class Host:
         assert self.plan.validation is not None
         self.model.weights.copy_(weights)
         self.model.eval()
-        return [
-            evaluate_batch(
-                self.plan.task, self.model.module, *self.plan.validation.batch(self.batches[i])
-            )
-            for i in batches
-        ]
+        where = self.model.weights.device
+        scores = []
+        for i in batches:
+            x, y = self.plan.validation.batch(self.batches[i])
+            x, y = moved(x, where), moved(y, where)
+            scores.append(evaluate_batch(self.plan.task, self.model.module, x, y))
+        return scores
 
 
 class Agents:

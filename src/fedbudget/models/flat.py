@@ -98,7 +98,14 @@ class Layout:
 class FlatModel:
     """A module whose trainable state lives in one vector."""
 
-    def __init__(self, module: nn.Module, prefixes: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        prefixes: Sequence[str] | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        if device is not None:
+            module.to(device)
         groups = layer_groups(module, prefixes)
         parameters = dict(module.named_parameters())
         tensors = {**parameters, **dict(module.named_buffers())}
@@ -117,7 +124,7 @@ class FlatModel:
             dtypes.pop(),
             tuple(name for name in names if name not in parameters),
         )
-        self.weights = torch.zeros(self.layout.size, dtype=self.layout.dtype)
+        self.weights = torch.zeros(self.layout.size, dtype=self.layout.dtype, device=device)
         self.grads = torch.zeros_like(self.weights)
         self._parameters = {name: parameters[name] for name in names if name in parameters}
         self._grad_views = self.layout.named(self.grads)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from fedbudget.build import cores, prepare
+from fedbudget.build import own_workers, prepare
 from fedbudget.config import Config, find_config, load
 from fedbudget.files import write
 from fedbudget.models.flat import FlatModel
@@ -207,7 +207,7 @@ def _train(
         left[0] -= 1
         study.tell(f"{study.dataset}: {what}: {place.name} done, {left[0]} left")
 
-    for place, summary in train_all(runs, cores(), done).items():
+    for place, summary in train_all(runs, own_workers("cpu"), done).items():
         lines = (place / "rounds.jsonl").read_text().splitlines()
         yield Point(*points[place], summary, [json.loads(line) for line in lines])
 
