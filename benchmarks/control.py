@@ -38,7 +38,7 @@ class Rounds:
 
     def __init__(self, plan: Plan) -> None:
         self.controller: Controller = plan.controller
-        self.meter = plan.meter
+        self.meter = plan.meter_of(0)
         self.state = self.controller.init()
         self.rng = np.random.default_rng(0)
         self.number = 0

@@ -12,7 +12,7 @@ LAYERS = (
     ("terminal", "summary", "gauges"),
     ("models", "data", "codecs", "task", "constraints", "optimizers", "hardware"),
     ("algorithms", "resources"),
-    ("control", "uplink", "downlink", "aggregation", "privacy"),
+    ("control", "uplink", "downlink", "aggregation", "privacy", "selection", "world"),
     ("client",),
     ("plan",),
     ("engines",),
@@ -21,6 +21,8 @@ LAYERS = (
     ("progress", "panel", "runner", "report", "tables", "config", "choices"),
     ("build", "api"),
     ("flower", "protocols", "training", "tracking", "dashboard", "bench"),
+    ("profile",),
+    ("predictions",),
     ("reproduce", "demo"),
     ("cli", "__init__"),
 )

@@ -82,6 +82,11 @@ def rounds_of(given, engine):
         return list(zip(*rounds.run(given, engine, layout, rounds.first_state(given)), strict=True))
 
 
+def told(record):
+    """Usage without what is read from clocks: it is never twice the same."""
+    return {a: u for a, u in record.usage.items() if a not in ("measured", "estimated")}
+
+
 def check_same(given, chunk: int | None = None) -> None:
     """The batched engine is the loop, to 1e-6 of how far the run moved each vector."""
     together = Strict(given)
@@ -97,7 +102,7 @@ def check_same(given, chunk: int | None = None) -> None:
     for a, b in zip(records, mine, strict=True):
         assert b.train_loss == pytest.approx(a.train_loss, rel=1e-6)
         assert b.validation == pytest.approx(a.validation, rel=1e-5, abs=1e-6)
-        assert (b.up_bytes, b.down_bytes, b.usage) == (a.up_bytes, a.down_bytes, a.usage)
+        assert (b.up_bytes, b.down_bytes, told(b)) == (a.up_bytes, a.down_bytes, told(a))
         assert b.dropped == a.dropped
     assert set(loop.states) == set(together.states)
     rounding = 1e-7 * states[-1].weights.norm()

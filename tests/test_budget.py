@@ -267,7 +267,7 @@ def test_a_planned_run_stays_within_its_budgets_from_the_first_round():
     shares = tuple(p / known.shape.parameters[-1] for p in known.shape.parameters)
     model = Progress(shares, {c: known.noise(c) for c in grid.codecs}, 3, 16.0)
     control = planner(known.forecast, grid, model, [budgets])
-    plan = replace(plan, controller=control, meter=known.meter, budgets={"counted": [budgets]})
+    plan = replace(plan, controller=control, meters=(known.meter,), budgets={"counted": [budgets]})
     layout = plan.build_model().layout
     for record, _ in rounds.run(plan, InProcess(plan), layout, rounds.first_state(plan)):
         assert not record.dropped

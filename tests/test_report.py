@@ -11,6 +11,7 @@ from fedbudget.report.charts import charts
 from fedbudget.report.constrained import constrained_chart, constrained_sheet
 from fedbudget.report.differences import differences
 from fedbudget.report.figures import drawn
+from fedbudget.report.fleet import fleet_chart
 from fedbudget.report.knobs import knobs_chart, layers_chart
 from fedbudget.report.load import Loaded, told_apart
 from fedbudget.report.loss import cost_chart, loss_chart
@@ -510,3 +511,32 @@ def test_robustness_compares_each_condition_with_its_own_config_by_seed():
     assert base[:4] == ["a", "as it is", "3.000 ± 1.414", ""]
     assert half[:4] == ["a", "half the fleet at half", "3.300 ± 1.556", "+10.0 ± 0.0%"]
     assert half[4:] == ["counted", "2.00 ± 0.00, 2.00, 1/1"]
+
+
+def test_a_fleet_is_drawn_by_class_and_held_against_its_own_clock():
+    def world(round):
+        clients = {"0": 5.0, "1": 6.0, "2": 7.0}
+        return {
+            "clock_s": 100.0 * round,
+            "seconds": clients,
+            "rise": clients,
+            "charge": {"0": 0.5, "2": 0.75},  # class 1 is on mains
+            "wasted_j": 0.0,
+            "throttled": [],
+        }
+
+    use = dict.fromkeys(range(3), 1.0)
+    records = [record(r, use, loss=3.0 - r, world=world(r)) for r in (1, 2)]
+    run = made("mixed", records, [{"energy": 2.0}] * 3)
+    chart = fleet_chart([run])
+    panels = {panel.title: panel for panel in chart.panels}
+    assert [list(line.y) for line in panels["Replies used, so far"].lines] == [[1, 2]] * 3
+    battery = panels["Emptiest battery"].lines
+    assert [(line.name, line.place, line.y[0]) for line in battery] == [
+        ("mixed, class 0", 0, 0.5),
+        ("mixed, class 2", 2, 0.75),
+    ]
+    costs = {panel.title: panel for panel in cost_chart([run]).panels}
+    clock = costs["Loss by device time"].lines[0]
+    assert [x * 60 for x in clock.x] == pytest.approx([100, 200])
+    assert fleet_chart([made("plain", [record(1, use)])]) is None

@@ -233,7 +233,9 @@ def test_a_client_keeps_its_state_from_round_to_round(workers):
 
 def test_cohorts_are_uniform():
     plan = softmax_plan(cohort=1, rounds=3000)
-    counts = np.bincount([rounds.sample(plan, r)[0] for r in range(3000)], minlength=3)
+    start = rounds.first_state(plan)
+    cohorts = [rounds.sample(plan, r, range(3), start) for r in range(3000)]
+    counts = np.bincount([cohort[0] for cohort in cohorts], minlength=3)
     assert abs(counts - 1000).max() < 4 * np.sqrt(3000 * 2 / 9)
 
 

@@ -2,6 +2,10 @@
 
 Each comes in the jobs' order and leaves in an order that follows from the updates alone, so a sum
 does not depend on which arrived first.
+
+With work w_i behind update i, FedNova (Wang et al. 2020) averages the updates per unit of work and
+gives the mean back the mean work: D_g = (sum p_i w_i) (sum p_i D_i,g / w_i), for each layer group g
+over those who trained it, p_i their weights over the sum of these.
 """
 
 import math
@@ -22,7 +26,7 @@ FEWEST = 4
 WINDOW = 5
 """updates that are held until there is something to compare them with"""
 MOST_EXAMPLES = 100
-"""times the cohort's median that a client may claim, where examples are weights"""
+"""times the cohort's median that a client may claim, of examples where they are weights, and of work"""
 
 
 class Update(NamedTuple):
@@ -32,6 +36,8 @@ class Update(NamedTuple):
     reply: Reply
     vectors: tuple[Tensor, ...]
     weight: float
+    work: float = 1.0
+    """that `vectors` were divided by"""
 
 
 class Size(NamedTuple):
@@ -41,6 +47,8 @@ class Size(NamedTuple):
     """root mean square of its numbers"""
     claim: float
     """examples it claims to be the mean of; 0 where that does not matter"""
+    work: float = 0.0
+    """that it claims to have done"""
 
 
 @dataclass(frozen=True)
@@ -88,6 +96,10 @@ class Screen:
                     f"it claims {update.weight:g} examples, {times.claim:.3g} times the cohort's "
                     "median"
                 )
+            elif times.work > MOST_EXAMPLES:
+                self.refused[update.job.client] = (
+                    f"it claims {times.work:.3g} times the work of the cohort's median"
+                )
             elif self.how.action == "clip":
                 shorter = tuple(v * (self.how.factor / times.update) for v in update.vectors)
                 ready.append(update._replace(vectors=shorter))
@@ -106,7 +118,8 @@ class Screen:
 
     def _in_line(self, size: Size) -> bool:
         times = self._times(size)
-        return times.update <= self.how.factor and times.claim <= MOST_EXAMPLES
+        claims = max(times.claim, times.work)
+        return times.update <= self.how.factor and claims <= MOST_EXAMPLES
 
     def _times(self, own: Size) -> Size:
         """Each size over the cohort's median; 0 where there is nothing to compare with."""
@@ -117,7 +130,8 @@ class Screen:
         """All vectors together: one of them may be next to nothing in honest updates."""
         squares = math.fsum(torch.dot(v, v).item() for v in update.vectors)
         numbers = sum(len(v) for v in update.vectors)
-        return Size(math.sqrt(squares / numbers), update.weight if self.weights else 0.0)
+        claim = update.weight if self.weights else 0.0
+        return Size(math.sqrt(squares / numbers), claim, update.work)
 
 
 def _over_median(value: float, known: Sequence[float]) -> float:
@@ -199,6 +213,68 @@ class Robust:
                 if rows:
                     whole[where] = trimmed(torch.stack(rows), self.trim)
         return found
+
+
+class Work:
+    """The local work behind updates: they are averaged per unit of it, and their mean gets it back.
+
+    Running statistics of norms are left alone: they do not grow with work.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.sums = [0.0] * layout.depth
+        self.weights = [0.0] * layout.depth
+
+    def per_unit(
+        self, vectors: tuple[Tensor, ...], groups: tuple[int, int], work: float
+    ) -> tuple[Tensor, ...]:
+        if work in (0.0, 1.0):  # an update without work has nothing in it
+            return vectors
+        part = self.layout.span(*groups)
+        found = tuple(vector / work for vector in vectors)
+        for where in self.layout.statistic_slices:
+            if part.start <= where.start < part.stop:
+                own = slice(where.start - part.start, where.stop - part.start)
+                for new, old in zip(found, vectors, strict=True):
+                    new[own] = old[own]
+        return found
+
+    def add(self, groups: tuple[int, int], weight: float, work: float) -> None:
+        """Of an update that is let in."""
+        for group in range(*groups):
+            self.sums[group] += weight * work
+            self.weights[group] += weight
+
+    def effective(self, mean: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The mean per unit of work, in place, times the mean work of those who trained each group."""
+        pairs = zip(self.sums, self.weights, strict=True)
+        factors = [total / weight if weight > 0 else 1.0 for total, weight in pairs]
+        for vector in mean:
+            kept = [vector[where].clone() for where in self.layout.statistic_slices]
+            for first, last in _runs(factors):
+                if factors[first] != 1.0:
+                    vector[self.layout.span(first, last)].mul_(factors[first])
+            for where, statistic in zip(self.layout.statistic_slices, kept, strict=True):
+                vector[where] = statistic
+        return mean
+
+
+def local_work(step_sizes: Sequence[float], momentum: float = 0.0) -> float:
+    """FedNova's |a|_1: the sum over a local run's gradients of their factors in its update.
+
+    A gradient of step j is in every later step's momentum too: step size_k momentum^(k - j).
+
+    >>> local_work([1.0] * 5)
+    5.0
+    >>> local_work([1.0] * 3, 0.5)  # 1 + (1 + 1/2) + (1 + 1/2 + 1/4)
+    4.25
+    """
+    total = reach = 0.0
+    for size in step_sizes:
+        reach = 1 + momentum * reach
+        total += size * reach
+    return total
 
 
 def trimmed(rows: Tensor, trim: float) -> Tensor:

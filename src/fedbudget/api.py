@@ -280,7 +280,7 @@ def train(
         task=task,
         lr=lr,
         recipe=local,
-        meter=known.meter if known else None,
+        meters=(known.meter,) if known else (),
         budgets={"counted": [limits]} if limits else {},
         weighting=weighting,
         screening=Screening("off") if alone else Screening(),

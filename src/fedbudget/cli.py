@@ -186,8 +186,9 @@ def plan(
     from fedbudget.threads import one_thread
 
     with one_thread():  # small work: threads would take longer to meet than to do it
-        known, grid, progress, classes = build_search(load(find_config(config), set_ or []))
+        kinds, grid, progress, classes = build_search(load(find_config(config), set_ or []))
     for i, limits in enumerate(classes):
+        known = kinds[i % len(kinds)]
         choices = affordable(known.forecast, grid, progress, limits)
         whose = f"device class {i}" if len(classes) > 1 else "client"
         say(f"budgets per {whose} and round, counted on {known.device.name}: {tell(limits)}")
@@ -197,12 +198,12 @@ def plan(
 
 @app.command()
 def reproduce(
-    what: Annotated[str, typer.Argument(help="cafl, theory or pc-fedavg.")],
+    what: Annotated[str, typer.Argument(help="cafl, theory, pc-fedavg or policies.")],
     out: Annotated[
         Path | None, typer.Option(help="Folder for tables and figures; default runs/WHAT.")
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="cafl: no training; pc-fedavg: MNIST, a few rounds.")
+        bool, typer.Option("--quick", help="cafl: no training; others: a few rounds, for a look.")
     ] = False,
     full: Annotated[
         bool, typer.Option("--full", help="cafl: also train CAFL and the 8 x 128 model, one seed.")
@@ -214,8 +215,8 @@ def reproduce(
 
     cafl: table 1 and figures 2-4: resource rows from controllers and proxies alone, and unless
     --quick the training behind them, into OUT/training. theory: CAFL's theorems, no training.
-    pc-fedavg: figures 1-4 on MNIST and CIFAR-10, and its rates. Called again, each goes on where it
-    stopped.
+    pc-fedavg: figures 1-4 on MNIST and CIFAR-10, and its rates. policies: what others do under
+    constraints beside the planner, in one table. Called again, each goes on where it stopped.
 
     Example: `fedbudget reproduce cafl --quick --out runs/r`
     """
@@ -239,8 +240,12 @@ def reproduce(
 
             lines = pc_fedavg.run(folder, quick, say)
             lines += ["theorem 3.4 by numbers", "", rates.run(folder, quick)]
+        case "policies":
+            from fedbudget.reproduce import policies
+
+            lines = policies.run(folder, seeds, quick, set_ or [])
         case _:
-            raise UserError(f"reproduce {what}: it must be cafl, theory or pc-fedavg")
+            raise UserError(f"reproduce {what}: it must be cafl, theory, pc-fedavg or policies")
     print("\n".join(lines))
     say(f"wrote tables and figures to {folder}/")
 
@@ -302,6 +307,22 @@ def dashboard(
 
 
 @app.command()
+def profile(
+    config: Annotated[str, typer.Argument(help="Whose model: a preset or a TOML file.")] = "fedavg",
+    set_: Set = None,
+    out: Annotated[Path, typer.Option(help="The profile.")] = Path("device.toml"),
+    plot: Annotated[Path | None, typer.Option(help="Also draw the fit: .png, .svg, .pdf.")] = None,
+) -> None:
+    """Measure this machine with a config's model: a device profile, in under a minute.
+
+    Example: `fedbudget profile planner --out my-laptop.toml`
+    """
+    from fedbudget import predictions
+
+    predictions.run(config, set_ or [], out, plot)
+
+
+@app.command()
 def bench(
     repeat: Annotated[int, typer.Option(min=1, help="Repetitions of each measurement.")] = 7,
 ) -> None:
@@ -331,18 +352,11 @@ def presets(
     """
     from fedbudget import config
 
-    known = config.presets()
     if name is None:
-        for preset, path in known.items():
+        for preset, path in config.presets().items():
             print(f"{preset:18} {path.read_text().splitlines()[0].lstrip('# ')}")
         return
-    if name not in known:
-        raise UserError(f"no preset is named {name!r}; there are {', '.join(known)}")
-    target = out or Path(f"{name}.toml")
-    if target.exists() and not overwrite:
-        raise UserError(f"{target} is there already; choose another --out or add --overwrite")
-    target.write_bytes(known[name].read_bytes())
-    print(f"wrote {target}")
+    print(f"wrote {config.copy_preset(name, out or Path(f'{name}.toml'), overwrite)}")
 
 
 @app.command()

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from fedbudget.hardware import moved
 from fedbudget.models.flat import FlatModel
 from fedbudget.optimizers import Optimizer, Runs, adamw, sgd
 from fedbudget.privacy import Privacy, private
+from fedbudget.resources.meters import Sensors, measured
 from fedbudget.task import Task
 from fedbudget.types import Job, Knobs, Reply
 from fedbudget.uplink import Uplink
@@ -50,8 +51,21 @@ class Recipe:
     """the seed of a node's own noise, which nobody else should know; None takes the run's"""
 
 
-Meter = Callable[[Knobs, int, int], Mapping[str, Mapping[str, float]]]
-"""(knobs, bytes up, bytes down) -> accounting -> resource -> amount"""
+Usage = Mapping[str, Mapping[str, float]]
+"""accounting -> resource -> amount"""
+
+
+class Meter(Protocol):
+    """Usage by a device's profile; `read` is what was measured, in no accounting yet."""
+
+    def __call__(
+        self,
+        knobs: Knobs,
+        up_bytes: int,
+        down_bytes: int,
+        read: Mapping[str, float] | None = None,
+        /,
+    ) -> Usage: ...
 
 
 @dataclass(frozen=True)
@@ -65,6 +79,8 @@ class Agent:
     meter: Meter | None = None
     project: Callable[[Tensor], Tensor] | None = None
     """onto its private constraint set"""
+    sensors: Sensors | None = None
+    """what measures its work"""
 
 
 class Trained(NamedTuple):
@@ -74,6 +90,8 @@ class Trained(NamedTuple):
 
 def train_client(job: Job, agent: Agent, algorithm: Algorithm, state: ClientState) -> Trained:
     """Train as the job says and encode the update. Raises on failure; an engine makes it a Reply."""
+    sensors = agent.sensors
+    begun = sensors.start() if sensors else None
     started = time.perf_counter()
     knobs, model, recipe = job.knobs, agent.model, agent.recipe
     layout = model.layout
@@ -109,6 +127,7 @@ def train_client(job: Job, agent: Agent, algorithm: Algorithm, state: ClientStat
     if algorithm.sent is not None:
         kept = algorithm.sent(kept, frame.unpack(payload, layout), part)
     kept = {**kept, **held_back, **(downlink.kept(received) if recipe.keeps_model else {})}
+    read = sensors.since(begun) if sensors and begun else None
     reply = Reply(
         job.run,
         job.round,
@@ -116,10 +135,19 @@ def train_client(job: Job, agent: Agent, algorithm: Algorithm, state: ClientStat
         examples=1 if recipe.privacy.on else len(agent.examples),
         loss=None if recipe.privacy.on else loss,
         seconds=time.perf_counter() - started,
-        usage=agent.meter(knobs, len(payload), len(job.payload)) if agent.meter else {},
+        usage=reported(agent.meter, knobs, len(payload), len(job.payload), read),
         payload=payload,
     )
     return Trained(reply, kept)
+
+
+def reported(
+    meter: Meter | None, knobs: Knobs, up: int, down: int, read: Mapping[str, float] | None
+) -> Usage:
+    """What a client says of its usage; without a profile, what was measured alone."""
+    if meter is not None:
+        return meter(knobs, up, down, read)
+    return {"measured": measured(read, up, down)} if read is not None else {}
 
 
 def _local_steps(run: LocalRun, job: Job, agent: Agent, algorithm: Algorithm) -> float:

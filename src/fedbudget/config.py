@@ -27,6 +27,7 @@ from fedbudget.tables import (
     PrivacyTable,
     Table,
     Train,
+    WorldTable,
 )
 
 
@@ -67,6 +68,7 @@ class Config(Table):
     control: Control = Control()
     codec: CodecTable = CodecTable()
     constraints: Constraints = Constraints()
+    world: WorldTable = WorldTable()
     fleet: FleetTable = FleetTable()
     privacy: PrivacyTable = PrivacyTable()
 
@@ -88,8 +90,22 @@ class Config(Table):
             if not all(math.isfinite(v) for v in limits if isinstance(v, float)):
                 raise ValueError(f"budget.{resource} = {given}: it must be finite")
         name = self.control.controller
-        if name in ("planner", "rotation") and self.budget.accounting == "paper":
-            raise ValueError(f"the {name} keeps counted budgets; budget.accounting must be counted")
+        paper = ("fixed", "cafl-l", "cafl", "clamped")
+        if name not in paper and self.budget.accounting == "paper":
+            raise ValueError(
+                f"{name} keeps counted budgets, so budget.accounting must be counted; the papers' "
+                f"are for {', '.join(paper)}"
+            )
+        if self.train.normalise == "work" and self.codec.skip > 0:
+            raise ValueError(
+                "codec.skip adds updates of several rounds up, so their work is not known; set "
+                "train.normalise = 'none', or codec.skip = 0"
+            )
+        if self.train.normalise == "work" and self.privacy.clip > 0 and self.privacy.model == "sum":
+            raise ValueError(
+                "privacy.model = 'sum' needs a sum in which every update counts alike; set "
+                "train.normalise = 'none'"
+            )
         if self.codec.skip > 0 and self.codec.feedback == "none":
             raise ValueError(
                 "codec.skip keeps updates back for later, so codec.feedback must be error or "
@@ -102,7 +118,11 @@ class Config(Table):
             )
         if self.data.source == "text" and not self.data.path:
             raise ValueError('data.source = "text" needs data.path, a text file or folder')
-        if self.model.kind == "gpt":
+        if self.model.kind in ("gpt", "softmax", "cnn"):
+            for key in ("folder", "lora_rank", "lora_alpha", "lora_targets", "lora_also"):
+                if getattr(self.model, key):
+                    raise ValueError(f"model.{key} is for model.kind = 'hf' only")
+        if self.model.kind in ("gpt", "hf") and not self.model.folder:
             from fedbudget.models.size import parse_size
 
             _, width = parse_size(self.model.size)
@@ -120,6 +140,16 @@ def preset_folder() -> Path:
 
 def presets() -> dict[str, Path]:
     return {p.stem: p for p in sorted(preset_folder().glob("*.toml"))}
+
+
+def copy_preset(name: str, target: Path, overwrite: bool) -> Path:
+    known = presets()
+    if name not in known:
+        raise UserError(f"no preset is named {name!r}; there are {', '.join(known)}")
+    if target.exists() and not overwrite:
+        raise UserError(f"{target} is there already; choose another --out or add --overwrite")
+    target.write_bytes(known[name].read_bytes())
+    return target
 
 
 def find_config(name: str) -> Path:

@@ -17,7 +17,9 @@ from fedbudget.control.controller import Controller
 from fedbudget.control.stepsize import StepRule
 from fedbudget.data.examples import Examples
 from fedbudget.models.flat import FlatModel
+from fedbudget.selection import Selection, uniform
 from fedbudget.task import Task
+from fedbudget.world import World
 
 COOLDOWN = 0.3
 """share of the rounds over which a step size with a cooldown falls to nothing"""
@@ -40,18 +42,24 @@ class Plan:
     task: Task
     lr: float
     recipe: Recipe = field(default_factory=Recipe)
-    meter: Meter | None = None
-    """what a client reports of its usage"""
+    meters: Sequence[Meter] = ()
+    """what a client reports of its usage, by device class"""
     budgets: Mapping[str, Sequence[Mapping[str, float]]] = field(default_factory=dict)
     """accounting -> the limits of each device class, per client and round"""
     round_schedule: str = "constant"
     weighting: str = "uniform"
+    normalise: str = "none"
+    """"work": updates are averaged per unit of local work (FedNova)"""
     screening: Screening = field(default_factory=Screening)
     """what to do with updates that are far larger than the others"""
     trim: float | None = None
     """share of the updates left out at each end, number by number; 0.5 = median, None = plain mean"""
     drop: float = 0.0
     """chance that a client of the cohort drops out of a round"""
+    selection: Selection = field(default_factory=uniform)
+    """who is asked, of those that are there"""
+    world: World | None = None
+    """the devices' own clock, heat and charge, simulated"""
     layers: tuple[str, ...] | None = None
     """name prefixes of the layer groups, bottom first; None finds them"""
     constraints: Sequence[ConstraintSet] | None = None
@@ -77,6 +85,10 @@ class Plan:
     def run(self) -> int:
         """A number that frames of this run carry."""
         return seeds.key(self.seed, self.rounds, len(self.clients), self.name)
+
+    def meter_of(self, client: int) -> Meter | None:
+        """Client i is of class i modulo their number."""
+        return self.meters[client % len(self.meters)] if self.meters else None
 
     def build_model(self, device: torch.device | None = None) -> FlatModel:
         """The initial model: the same in every process."""

@@ -4,14 +4,15 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeVar
 
 from torch import Tensor
 
-from fedbudget import seeds
-from fedbudget.aggregation import Accumulator, Aggregate, Robust, Screen, Update
+from fedbudget import seeds, selection
+from fedbudget.aggregation import Accumulator, Aggregate, Robust, Screen, Update, Work, local_work
 from fedbudget.algorithms.algorithm import Mean, ServerState, counted
-from fedbudget.client import Meter
+from fedbudget.client import Meter, factor
 from fedbudget.codecs import frame
 from fedbudget.control.controller import ControlState
 from fedbudget.downlink import Broadcast, Changed, changed_groups
@@ -19,14 +20,18 @@ from fedbudget.engines.engine import Engine
 from fedbudget.errors import UserError
 from fedbudget.models.flat import Layout
 from fedbudget.plan import Plan
+from fedbudget.selection import Candidate, SelectionState
 from fedbudget.types import Ack, Job, Knobs, Reply, RoundRecord
 from fedbudget.uplink import NOTHING, kept_back
+from fedbudget.world import WorldState
 
 HOPELESS = 3
 """rounds in a row without a single usable reply before a run gives up"""
 DROPPED_OUT = "it dropped out"
 MOST_EXAMPLES = 2**53
 """that a client may claim: beyond it a sum would no longer be exact"""
+MOST_STEPS = 10**6
+"""that a client may claim to have taken"""
 OVERSIZE = 2
 """times the size of a frame as is that a frame may have"""
 IMPLAUSIBLE = 10.0
@@ -44,6 +49,9 @@ class State:
     """by client: its last reply that was used"""
     changed: Changed = ()
     """by layer group: the last round that changed it"""
+    selection: SelectionState = field(default_factory=selection.init)
+    world: WorldState = field(default_factory=dict)
+    """of a simulated fleet"""
 
     @property
     def weights(self) -> Tensor:
@@ -53,7 +61,9 @@ class State:
 def first_state(plan: Plan) -> State:
     model = plan.build_model()
     server = plan.algorithm.init(model.weights.clone())
-    return State(0, server, plan.controller.init(), changed=(0,) * model.layout.depth)
+    world = plan.world.init() if plan.world else {}
+    unchanged = (0,) * model.layout.depth
+    return State(0, server, plan.controller.init(), changed=unchanged, world=world)
 
 
 def run(
@@ -91,29 +101,34 @@ def one_round(
 ) -> tuple[RoundRecord, State]:
     started = time.perf_counter()
     late = engine.late
-    cohort = sample(plan, number, engine.available(number))
+    cohort = sample(plan, number, engine.available(number), state)
     knobs = {c: plan.controller.knobs(state.control, c) for c in cohort}
+    fates = {c: plan.world.fate(state.world, c, knobs[c]) for c in cohort} if plan.world else {}
     sent = plan.algorithm.send(state.server)
     codec = plan.down_codec or layout.raw
     down = Broadcast(sent, layout, plan.run, plan.seed, number, codec)
     lr = plan.lr_at(number)
-    gone = dropouts(plan, number, cohort)
+    gone = {c: fate.failure for c, fate in fates.items() if fate.failure is not None}
+    gone |= dict.fromkeys(dropouts(plan, number, cohort), DROPPED_OUT)
     jobs = [_job(plan, state, number, c, knobs[c], lr, down) for c in cohort if c not in gone]
     total: Aggregate = Robust(layout, plan.trim) if plan.trim is not None else Accumulator(layout)
+    work = Work(layout)
     screen = Screen(plan.screening, plan.weighting == "examples")
     accepted: list[Reply] = []
     flagged: dict[str, str] = {}
     skipped: list[int] = []
-    dropped = dict.fromkeys(map(str, gone), DROPPED_OUT)
+    dropped = {str(client): why for client, why in gone.items()}
     up_bytes = 0
 
     def take(update: Update) -> None:
         job, reply = update.job, update.reply
         knobs[job.client] = reply.knobs or job.knobs
-        total.add(update.vectors, knobs[job.client].groups(layout.depth), update.weight)
+        groups = knobs[job.client].groups(layout.depth)
+        total.add(update.vectors, groups, update.weight)
+        work.add(groups, update.weight, update.work)
         if reply.payload is not None and kept_back(reply.payload):
             skipped.append(reply.client)
-        usage, problem = credible(job, reply, plan.meter)
+        usage, problem = credible(job, reply, plan.meter_of(job.client))
         if problem:
             flagged[str(job.client)] = problem
         # one update in memory, not a cohort's
@@ -131,7 +146,10 @@ def one_round(
             dropped[str(job.client)] = str(error)
             continue
         weight = reply.examples if plan.weighting == "examples" else 1.0
-        for update in screen.offer(Update(job, reply, vectors, weight)):
+        used = reply.knobs or job.knobs
+        done = worked(plan, used) if plan.normalise == "work" else 1.0
+        vectors = work.per_unit(vectors, used.groups(layout.depth), done)
+        for update in screen.offer(Update(job, reply, vectors, weight, done)):
             take(update)
     for update in screen.rest():
         take(update)
@@ -140,7 +158,7 @@ def one_round(
     server = state.server
     if accepted:
         mean = Mean(
-            total.mean(),
+            work.effective(total.mean()),
             len(accepted),
             len(plan.clients),
             counted(total.counts, layout),
@@ -175,6 +193,9 @@ def one_round(
         evaluate_s=evaluated - aggregated,
         wall_s=time.perf_counter() - started,
     )
+    if plan.world:
+        after = plan.world.advance(state.world, fates)
+        record = replace(record, world=plan.world.facts(after, fates))
     changed = state.changed
     if plan.changed_only:
         now = plan.algorithm.send(server)
@@ -185,6 +206,10 @@ def one_round(
         plan.controller.update(state.control, accepted),
         acks,
         changed,
+        selection.update(state.selection, number, accepted)
+        if plan.selection.learns
+        else state.selection,
+        after if plan.world else {},
     )
 
 
@@ -197,12 +222,42 @@ def _job(
     return Job(plan.run, number, client, plan.seed, knobs, lr * factor, payload, ack)
 
 
-def sample(plan: Plan, number: int, present: Sequence[int] | None = None) -> list[int]:
-    """The round's cohort, uniformly without replacement from those present, in client order."""
-    known = range(len(plan.clients)) if present is None else present
+def worked(plan: Plan, knobs: Knobs) -> float:
+    """A local run's work, in steps of the round's step size without momentum."""
+    recipe = plan.recipe
+    scale = plan.step_rule(knobs) if plan.step_rule else 1.0
+    sizes = [scale * factor(recipe, step, knobs.steps) for step in range(knobs.steps)]
+    # Adam's mean of gradients has weights that sum to 1, so a step of it is one step
+    return local_work(sizes, recipe.momentum if recipe.optimizer == "sgd" else 0.0)
+
+
+def sample(
+    plan: Plan, number: int, present: Sequence[int] | None = None, state: State | None = None
+) -> list[int]:
+    """The round's cohort, from those present, in client order; a first round's without a state."""
+    present = range(len(plan.clients)) if present is None else present
+    state = state or first_state(plan)
+    if plan.world:
+        present = plan.world.present(state.world, plan.seed, number, present)
     rng = seeds.rng(plan.seed, number, seeds.SERVER, "cohort")
-    chosen = rng.choice(len(known), size=min(plan.cohort, len(known)), replace=False)
-    return sorted(known[int(c)] for c in chosen)
+    return plan.selection.choose(
+        partial(_look, plan, state, number, present), present, plan.cohort, rng
+    )
+
+
+def _look(plan: Plan, state: State, number: int, present: Sequence[int]) -> list[Candidate]:
+    """Those present as a selection may see them."""
+    turn = len(plan.clients) / plan.cohort
+    found = []
+    for client in present:
+        waited = (number - state.selection["seen"].get(str(client), 0)) / turn
+        loss = state.selection["loss"].get(str(client))
+        if plan.world:
+            knobs = plan.controller.knobs(state.control, client)
+            found.append(plan.world.candidate(state.world, client, knobs, waited, loss))
+        else:
+            found.append(Candidate(client, waited, loss))
+    return found
 
 
 def dropouts(plan: Plan, number: int, cohort: Sequence[int]) -> list[int]:
@@ -234,6 +289,8 @@ def checked(job: Job, reply: Reply, layout: Layout, vectors: int) -> tuple[Tenso
     if not (knobs.layers >= 1 and knobs.above >= 0 and knobs.layers + knobs.above <= layout.depth):
         below = f" below {knobs.above}" if knobs.above else ""
         raise frame.FrameError(f"it claims {knobs.layers} layer groups{below} of {layout.depth}")
+    if not 0 <= knobs.steps <= MOST_STEPS:
+        raise frame.FrameError(f"it claims {knobs.steps} steps")
     if (head.run, head.round, head.client) != (job.run, job.round, job.client):
         raise frame.FrameError("it answers another job")
     if (head.first, head.last) != knobs.groups(layout.depth):
@@ -313,6 +370,8 @@ T = TypeVar("T")
 
 def shared(values: Mapping[int, T]) -> dict[str, T]:
     """By client; one entry "*" where all have the same; nothing where there is nothing."""
+    if not values:
+        return {}
     first = next(iter(values.values()))
     if any(value != first for value in values.values()):
         return {str(c): v for c, v in values.items()}

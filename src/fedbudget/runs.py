@@ -154,6 +154,8 @@ class RunFolder:
             "control": state.control,
             "acks": {client: [ack.round, *ack.counts] for client, ack in state.acks.items()},
             "changed": state.changed,
+            "selection": state.selection,
+            "world": state.world,
             "crc32": {name: _crc(t) for name, t in tensors.items()},
         }
         text = json.dumps(meta)
@@ -294,7 +296,8 @@ def _read_state(path: Path) -> Checkpoint:
             case _:
                 raise ValueError(f"it holds {name!r}, which nothing writes")
     acks = {int(client): Ack(ack[0], tuple(ack[1:])) for client, ack in meta["acks"].items()}
-    state = State(meta["round"], server, meta["control"], acks, tuple(meta["changed"]))
+    more = {name: meta[name] for name in ("selection", "world") if name in meta}  # not of old
+    state = State(meta["round"], server, meta["control"], acks, tuple(meta["changed"]), **more)
     return Checkpoint(state, clients)
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from fedbudget.units import UNITS
 
+MEASURED = {"cpu_time": "s", "process_peak_memory": "B"}
+"""units of what is measured and no budget can be for"""
 LAST = 5
 """rounds that a final figure is the mean of"""
 ASSESSED = ("objective", "infeasibility", "worst_infeasibility")
@@ -50,7 +52,7 @@ def summarise(
         "validation": validation,
         "usage": {
             accounting: _usage(records, accounting, budgets.get(accounting, ()))
-            for accounting in ("counted", "paper", "measured")
+            for accounting in ("counted", "paper", "estimated", "measured")
         },
         "wire": {key: sum(r[key] for r in records) for key in ("up_bytes", "down_bytes")},
         "time": _times(records),
@@ -58,6 +60,7 @@ def summarise(
         "dropped_because": _reasons(records),
         "flagged": sum(len(r.get("flagged", {})) for r in records),
         "knobs": knobs.get("*", knobs),
+        **_world(records, facts),
     }
 
 
@@ -68,12 +71,14 @@ def _usage(
     rounds: list[dict[str, dict[str, float]]] = [r["usage"].get(accounting, {}) for r in records]
     rounds = [clients for clients in rounds if clients]
     found: dict[str, dict[str, Any]] = {}
-    for resource in next(iter(rounds[0].values())) if rounds else ():
-        used = [{c: u[resource] for c, u in clients.items()} for clients in rounds]
+    # not every machine has every sensor
+    for resource in dict.fromkeys(r for clients in rounds for u in clients.values() for r in u):
+        own = ({c: u[resource] for c, u in x.items() if resource in u} for x in rounds)
+        used = [clients for clients in own if clients]
         found[resource] = {
             "final": fmean(u for clients in used[-LAST:] for u in clients.values()),
             "worst": max(u for clients in used for u in clients.values()),
-            "unit": UNITS.get(resource, "") if accounting != "paper" else "",
+            "unit": {**UNITS, **MEASURED}.get(resource, "") if accounting != "paper" else "",
         }
         if classes and resource in classes[0]:
             limits = [limit[resource] for limit in classes]
@@ -85,6 +90,34 @@ def _usage(
                 "rounds_over": sum(max(x) > 1 + 1e-9 for x in shares),
             }
     return found
+
+
+def _world(records: list[dict[str, Any]], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a simulated fleet: its clock, what was lost, and how evenly clients took part."""
+    worlds = [r["world"] for r in records if r.get("world")]
+    if not worlds:
+        return {}
+    used = Counter(int(c) for r in records for c in r["cohort"] if str(c) not in r["dropped"])
+    counts = [used[client] for client in range(int(facts.get("clients", len(used))))]
+    return {
+        "world": {
+            "clock_s": worlds[-1]["clock_s"],
+            "wasted_j": sum(w["wasted_j"] for w in worlds),
+            "throttled": sum(len(w["throttled"]) for w in worlds),
+            "fairness": fairness(counts),
+            "took_part": {"least": min(counts, default=0), "most": max(counts, default=0)},
+        }
+    }
+
+
+def fairness(counts: Sequence[int]) -> float:
+    """Jain's index of how often each client took part: 1 is even, 1/n is one client alone.
+
+    >>> fairness([2, 2, 2, 2]), fairness([8, 0, 0, 0])
+    (1.0, 0.25)
+    """
+    squares = sum(c * c for c in counts)
+    return sum(counts) ** 2 / (len(counts) * squares) if squares else 1.0
 
 
 def _reasons(records: list[dict[str, Any]]) -> dict[str, int]:

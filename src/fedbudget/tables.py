@@ -25,6 +25,11 @@ class Data(Table):
         description="texts: the characters that all clients number alike: ascii, or the characters "
         "themselves; empty = those in the text",
     )
+    tokenizer: Literal["auto", "characters", "bytes"] = Field(
+        "auto",
+        description="texts: what is numbered: characters, bytes, auto (the tokens of model.folder's "
+        "tokenizer.json where there is one, else characters)",
+    )
     clients: int = Field(16, ge=1, description="number of clients (partition = key finds its own)")
     partition: Literal["contiguous", "iid", "dirichlet", "shards", "key"] = Field(
         "contiguous",
@@ -43,13 +48,34 @@ class Data(Table):
 
 
 class Model(Table):
-    kind: str = Field("gpt", description="gpt, softmax, cnn, or package.module:function")
-    size: str = Field(
-        "2x128", description="gpt: layers x width; the papers' are 2x128, 6x256, 8x128"
+    kind: str = Field(
+        "gpt",
+        description="gpt, hf (a Hugging Face language model), softmax, cnn, or "
+        "package.module:function",
     )
-    heads: int = Field(0, ge=0, description="gpt: attention heads; 0 = width / 32")
-    context: int = Field(128, ge=2, description="gpt: tokens a window holds")
-    dropout: float = Field(0.0, ge=0, lt=1, description="gpt: dropout")
+    size: str = Field(
+        "2x128", description="gpt, hf: layers x width; the papers' are 2x128, 6x256, 8x128"
+    )
+    heads: int = Field(0, ge=0, description="gpt, hf: attention heads; 0 = width / 32")
+    context: int = Field(128, ge=2, description="gpt, hf: tokens a window holds")
+    dropout: float = Field(0.0, ge=0, lt=1, description="gpt, hf: dropout")
+    folder: str = Field(
+        "",
+        description="hf: local folder with config.json and safetensors, which has its own size, heads "
+        "and dropout; empty = a GPT-2 of this size with random weights",
+    )
+    lora_rank: int = Field(0, ge=0, description="hf: rank of LoRA adapters; 0 = all weights train")
+    lora_alpha: int = Field(
+        0, ge=0, description="hf: adapters count lora_alpha / lora_rank; 0 = twice the rank"
+    )
+    lora_targets: list[str] = Field(
+        [],
+        description="hf: ends of the names of modules that get adapters; empty = all linear layers "
+        "of the blocks",
+    )
+    lora_also: list[str] = Field(
+        [], description="hf: ends of the names of modules that train whole beside adapters"
+    )
     layers: list[str] = Field(
         [], description="name prefixes of the layer groups, bottom first; empty finds them"
     )
@@ -110,6 +136,11 @@ class Train(Table):
     weighting: Literal["uniform", "examples"] = Field(
         "uniform", description="mean of the updates: uniform (the papers), examples"
     )
+    normalise: Literal["none", "work"] = Field(
+        "none",
+        description="what is averaged: updates as they are (none), or per unit of local work, and "
+        "the mean times the mean work (work: FedNova)",
+    )
     evaluate_every: int = Field(1, ge=1, description="rounds between evaluations")
 
     @field_validator("betas", mode="before")
@@ -134,18 +165,27 @@ class Budget(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
     __pydantic_extra__: dict[str, str | float | int | list[str | float | int]]
 
-    device: str = Field(
-        "raspberry-pi-5", description="device profile that turns work into joules and degrees"
+    device: str | list[str] = Field(
+        "raspberry-pi-5",
+        description="device profile that turns work into joules and degrees: its name, or a TOML file "
+        "(see fedbudget profile); a list has one for each device class",
     )
-    accounting: Literal["counted", "paper"] = Field(
-        "counted", description="which usage the budgets are about: counted, paper (the proxies)"
+    accounting: Literal["counted", "paper", "measured"] = Field(
+        "counted",
+        description="which usage the budgets are about: counted, paper (the proxies), measured (by "
+        "clocks and sensors of the machine that trains)",
     )
+
+    @property
+    def devices(self) -> list[str]:
+        """The profile of each device class; one where all have the same."""
+        return self.device if isinstance(self.device, list) else [self.device]
 
     @property
     def classes(self) -> list[dict[str, str | float]]:
         """The limits of each device class, as they were written; one class without lists."""
         given = self.__pydantic_extra__ or {}
-        lengths = {len(v) for v in given.values() if isinstance(v, list)}
+        lengths = {len(v) for v in (self.device, *given.values()) if isinstance(v, list)}
         if len(lengths) > 1 or 0 in lengths:
             raise ValueError(
                 "budget: lists have one limit for each device class, so all must be equally long; "
@@ -159,9 +199,23 @@ class Budget(BaseModel):
 
 
 class Control(Table):
-    controller: Literal["fixed", "planner", "rotation", "cafl-l", "cafl", "clamped"] = Field(
+    controller: Literal[
         "fixed",
-        description="fixed, planner, rotation (FedPart: a layer group at a time), cafl-l, cafl, "
+        "static",
+        "planner",
+        "rotation",
+        "fedpaq",
+        "cocofl",
+        "heterofl",
+        "adaptive",
+        "cafl-l",
+        "cafl",
+        "clamped",
+    ] = Field(
+        "fixed",
+        description="fixed, static (fixed, refused where it does not fit), planner, rotation (FedPart: "
+        "a layer group at a time), fedpaq (fewer steps, QSGD), cocofl (random parts), heterofl (the "
+        "deepest top part that fits), adaptive (Wang et al. 2019: steps by a bound), cafl-l, cafl, "
         "clamped (the CAFL-L authors' code)",
     )
     whole_rounds: int = Field(
@@ -257,6 +311,47 @@ class Constraints(Table):
                 raise ValueError("it must be a number, or two: the first agent's and the last's")
             return tuple(map(float, value))
         return value
+
+
+class WorldTable(Table):
+    """A simulated fleet: the devices' own clock, heat, charge and presence.
+
+    A list has a figure for each device class; client i is of class i modulo their number.
+    """
+
+    on: bool = Field(False, description="whether there is one; without it a round has no clock")
+    select: Literal["uniform", "sparing", "power-of-choice", "oort"] = Field(
+        "uniform",
+        description="who is asked: uniform, sparing (cool, charged, fast devices more often), "
+        "power-of-choice (largest loss of twice as many), oort (loss, speed, long unseen)",
+    )
+    efficiency: float = Field(
+        1.0, gt=0, le=1, description="share of the profile's peak rate that training reaches"
+    )
+    memory: float | str | list[float | str] = Field(
+        "",
+        description='memory of a device, such as "64 MB"; work that needs more fails; "" = enough',
+    )
+    battery: float | str | list[float | str] = Field(
+        "", description='energy of a full battery, such as "15 Wh"; "" = mains'
+    )
+    charging: float | list[float] = Field(0.0, description="watts that charge it, all the time")
+    reserve: float = Field(
+        0.2, ge=0, lt=1, description="share of the battery below which a device is not asked"
+    )
+    present: float | list[float] = Field(
+        1.0, description="chance that a device can be asked in a round"
+    )
+    hot: float | str | list[float | str] = Field(
+        "", description='where a device throttles: "45 C", or kelvin above ambient; "" = never'
+    )
+    slow: float = Field(0.5, gt=0, le=1, description="share of its speed when it throttles")
+    deadline: float = Field(
+        0.0,
+        ge=0,
+        description="device seconds after which a round goes on without the rest; 0 = none",
+    )
+    pause: float = Field(60.0, ge=0, description="device seconds between rounds")
 
 
 class FleetTable(Table):

@@ -84,7 +84,7 @@ class Reply:
     """mean training loss of the local run"""
     seconds: float = 0.0
     usage: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """accounting ("paper", "counted", "measured") -> resource -> amount, in SI units"""
+    """accounting ("paper", "counted", "measured", "estimated") -> resource -> amount, in SI units"""
     error: str | None = None
     lost: bool = False
     """the client no longer has the state that the job's ack names"""
@@ -136,6 +136,8 @@ class RoundRecord:
     evaluate_s: float
     wall_s: float
     """time of the whole round; what training and evaluation leave of it is overhead"""
+    world: Mapping[str, Any] = field(default_factory=dict)
+    """of a simulated fleet: its clock, and how those who were asked fared; {} without one"""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -30,8 +30,8 @@ class Amount(NamedTuple):
     """ "si", "share" (of FedAvg's usage) or "celsius" (absolute, for temperature)"""
 
 
-def parse(text: str | float, resource: str) -> Amount:
-    """Read a budget; a plain number is SI.
+def parse(text: str | float, resource: str, key: str = "") -> Amount:
+    """Read a budget, or what another key says of a resource; a plain number is SI.
 
     >>> parse("600 kB", "communication").value
     600000.0
@@ -40,7 +40,7 @@ def parse(text: str | float, resource: str) -> Amount:
     >>> parse("41 C", "temperature")
     Amount(value=41.0, kind='celsius')
     """
-    where = f"budget.{resource} = {text!r}"
+    where = f"{key or f'budget.{resource}'} = {text!r}"
     if isinstance(text, bool) or not isinstance(text, int | float | str):
         raise UserError(f"{where}: it must be a number or text such as {_example(resource)}")
     if isinstance(text, str):
@@ -51,7 +51,7 @@ def parse(text: str | float, resource: str) -> Amount:
     else:
         amount = Amount(float(text), "si")
     if not math.isfinite(amount.value) or amount.value <= 0:
-        raise UserError(f"{where}: a budget must be a finite number above zero")
+        raise UserError(f"{where}: it must be a finite number above zero")
     return amount
 
 

@@ -74,6 +74,11 @@ def course(plan, engine):
     with engine() as clients:
         for record, state in rounds.run(plan, clients, layout, first):
             told = json.loads(json.dumps(record.to_json()))
+            # what is read from clocks is never twice the same
+            told["usage"].pop("estimated", None)
+            used = told["usage"].pop("measured")
+            assert len(used) == len(told["cohort"]) - len(told["dropped"])
+            assert all(own["time"] > 0 for own in used.values())
             records.append({k: v for k, v in told.items() if not k.endswith("_s")})
         sent = plan.algorithm.send(state.server)
         figures = clients.final(sent, state.acks)[0] if plan.constraints else {}

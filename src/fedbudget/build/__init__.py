@@ -1,8 +1,9 @@
 """Config -> Plan: the only place where a name becomes an object."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from torch import nn
@@ -17,10 +18,11 @@ from fedbudget.build.algorithms import (
     step_rule,
     step_warning,
 )
-from fedbudget.build.controllers import controller, search
+from fedbudget.build.controllers import of_kinds, search
 from fedbudget.build.materials import data_and_model
 from fedbudget.build.privacy import noise_warning, privacy
 from fedbudget.build.sets import constraint_sets
+from fedbudget.build.worlds import selected, working, world
 from fedbudget.client import Recipe
 from fedbudget.codecs import named
 from fedbudget.config import Config
@@ -30,9 +32,9 @@ from fedbudget.errors import UserError
 from fedbudget.hardware import check_precision, count, place
 from fedbudget.models.flat import FlatModel, Layout
 from fedbudget.plan import Plan
-from fedbudget.resources import devices
 from fedbudget.resources.budget import read, resolve
 from fedbudget.resources.costs import Costs, costs
+from fedbudget.resources.meters import sensors
 from fedbudget.task import Task, classify
 from fedbudget.types import Knobs
 from fedbudget.uplink import Uplink
@@ -49,6 +51,8 @@ class Prepared(NamedTuple):
     task: Task
     known: Costs | None
     """None for a model of the user's own that has no budget to keep"""
+    kinds: list[Costs]
+    """by device class; none where nothing is known"""
     limits: list[dict[str, float]]
 
 
@@ -69,15 +73,17 @@ def prepare(config: Config) -> Prepared:
     base = Knobs(train.layers or depth, train.steps, train.batch, train.accumulate, codec)
     task = classify(train.label_smoothing)
     known: Costs | None = None
+    kinds: list[Costs] = []
     limits: list[dict[str, float]] = []
     if config.budget.classes or ":" not in config.model.kind:
-        device = devices.named(config.budget.device)
+        device, *others = map(partial(working, config), config.budget.devices)
         gpt = config.model.kind == "gpt"
         vectors = 2 if config.algorithm in TWO_VECTORS else 1
         down = "" if config.codec.down == "raw32" else config.codec.down
         known = costs(model, task, clients[0], train.optimizer, device, gpt, vectors, down)
-        limits = budgets(config, known, base)
-    return Prepared(clients, validation, make_model, model.layout, base, task, known, limits)
+        kinds = [known, *(replace(known, device=other) for other in others)]
+        limits = budgets(config, kinds, base)
+    return Prepared(clients, validation, make_model, model.layout, base, task, known, kinds, limits)
 
 
 def build(config: Config, clients: int = 0) -> Plan:
@@ -103,8 +109,8 @@ def build(config: Config, clients: int = 0) -> Plan:
         clients=ready.clients,
         validation=ready.validation,
         algorithm=algorithm(config, agents),
-        controller=controller(
-            config, ready.base, ready.known, ready.limits, ready.layout.depth, agents
+        controller=of_kinds(
+            config, ready.base, ready.kinds, ready.limits, ready.layout.depth, agents
         ),
         task=ready.task,
         lr=train.lr,
@@ -121,10 +127,13 @@ def build(config: Config, clients: int = 0) -> Plan:
             keeps_model=config.codec.changed_only or config.codec.skip > 0,
             privacy=privacy(config, ready.layout, ready.base),
         ),
-        meter=ready.known.meter if ready.known else None,
+        meters=tuple(kind.meter for kind in ready.kinds),
+        selection=selected(config),
+        world=world(config, ready.kinds),
         budgets={config.budget.accounting: ready.limits} if ready.limits else {},
         round_schedule=train.round_schedule,
         weighting=train.weighting,
+        normalise=train.normalise,
         screening=Screening(train.screen, train.screen_factor),
         trim={"mean": None, "median": 0.5, "trimmed": train.trim}[train.aggregate],
         drop=train.drop,
@@ -141,27 +150,42 @@ def build(config: Config, clients: int = 0) -> Plan:
     )
 
 
-def build_search(config: Config) -> tuple[Costs, Grid, Progress, list[dict[str, float]]]:
-    """What the planner chooses from, for `fedbudget plan`."""
+def build_search(config: Config) -> tuple[list[Costs], Grid, Progress, list[dict[str, float]]]:
+    """What the planner chooses from, for `fedbudget plan`; costs and limits by device class."""
     ready = prepare(config)
     if not ready.limits or ready.known is None:
         raise UserError("plan: the config names no budget; add some to [budget]")
-    return ready.known, *search(config, ready.known), ready.limits
+    return ready.kinds, *search(config, ready.known), ready.limits
 
 
-def budgets(config: Config, known: Costs, base: Knobs) -> list[dict[str, float]]:
-    """Each device class's budgets as numbers; shares are of the base knobs' usage, sent as is."""
-    if not config.budget.classes:
-        return []
-    plain = replace(base, codec=known.layout.raw)
-    if config.budget.accounting == "paper":
-        if known.sizes is None:
+def budgets(config: Config, kinds: Sequence[Costs], base: Knobs) -> list[dict[str, float]]:
+    """Each device class's budgets as numbers; shares are of the base knobs' usage there, sent as is."""
+    if config.budget.accounting == "measured":
+        check_measured(config.budget.classes, config.accelerator == "cpu")
+    found = []
+    for i, table in enumerate(config.budget.classes):
+        known = kinds[i % len(kinds)]
+        plain = replace(base, codec=known.layout.raw)
+        if config.budget.accounting != "paper":
+            reference = known.forecast(plain)
+        elif known.sizes is None:
             raise UserError("budget.accounting = 'paper': the papers' proxies are for GPTs only")
-        reference = known.paper(plain)
-    else:
-        reference = known.forecast(plain)
-    ambient = known.device.ambient_c
-    return [resolve(read(table), reference, ambient) for table in config.budget.classes]
+        else:
+            reference = known.paper(plain)
+        found.append(resolve(read(table), reference, known.device.ambient_c))
+    return found
+
+
+def check_measured(classes: Sequence[Mapping[str, object]], cpu: bool) -> None:
+    """A budget for what nothing measures would never be kept nor broken."""
+    there = (r for r in sensors(cpu).resources if r != "cpu_time")
+    known = (*there, "communication", "downlink")
+    for resource in (r for table in classes for r in table):
+        if resource not in known:
+            raise UserError(
+                f"budget.{resource}: budget.accounting = 'measured', and this machine cannot measure "
+                f"it; it can measure {', '.join(known)}"
+            )
 
 
 def own_workers(accelerator: str) -> int:

@@ -39,6 +39,11 @@ def algorithm(config: Config, clients: int) -> Algorithm:
         )
     if name in PLAIN_SGD and train.weighting != "uniform":
         raise UserError(f"algorithm = {name!r} needs train.weighting = 'uniform'")
+    if name in TWO_VECTORS and train.normalise != "none":
+        raise UserError(
+            f"algorithm = {name!r} sends a second vector that does not grow with work: set "
+            "train.normalise = 'none'"
+        )
     if name in PLAIN_SGD and (train.aggregate != "mean" or train.screen == "clip"):
         raise UserError(
             f"algorithm = {name!r} needs the mean of what clients sent, as they sent it: set "

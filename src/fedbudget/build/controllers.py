@@ -1,17 +1,24 @@
 """The controller that a config names."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
 from fedbudget.config import Config
+from fedbudget.control.adaptive import adaptive
+from fedbudget.control.classes import by_class
+from fedbudget.control.cocofl import cocofl
 from fedbudget.control.controller import Controller, fixed
 from fedbudget.control.deadzones import one_sided, two_sided
 from fedbudget.control.duals import Rule, ascent, augmented_lagrangian, log_barrier, nupi
+from fedbudget.control.fedpaq import fedpaq
 from fedbudget.control.frontier import Grid, Progress
+from fedbudget.control.heterofl import heterofl
 from fedbudget.control.paper import clamped, dual_controller
 from fedbudget.control.planner import Search, planner
 from fedbudget.control.policies import Base, cafl, cafl_l
 from fedbudget.control.rotation import Cycle, rotation
+from fedbudget.control.static import static
 from fedbudget.errors import UserError
 from fedbudget.resources.budget import of_client
 from fedbudget.resources.costs import Costs
@@ -28,6 +35,21 @@ def search(config: Config, known: Costs) -> tuple[Grid, Progress]:
         control.noise_scale,
     )
     return wide.over(known, config.train.layers or known.layout.depth, config.train.cohort)
+
+
+def of_kinds(
+    config: Config,
+    knobs: Knobs,
+    kinds: Sequence[Costs],
+    limits: list[dict[str, float]],
+    depth: int,
+    clients: int,
+) -> Controller:
+    """One for all, or one for each kind of device where they differ."""
+    if len(kinds) > 1 and limits:
+        pairs = zip(kinds, limits, strict=True)
+        return by_class([controller(config, knobs, k, [own], depth, clients) for k, own in pairs])
+    return controller(config, knobs, kinds[0] if kinds else None, limits, depth, clients)
 
 
 def controller(
@@ -48,7 +70,17 @@ def controller(
     accounting = config.budget.accounting
     match control.controller:
         case "planner":
-            return planner(known.forecast, *search(config, known), limits)
+            return planner(known.forecast, *search(config, known), limits, accounting)
+        case "static":
+            return static(known.forecast, knobs, limits)
+        case "fedpaq":
+            return fedpaq(known.forecast, knobs, limits)
+        case "cocofl":
+            return cocofl(known.forecast, knobs, limits, config.seed)
+        case "heterofl":
+            return heterofl(known.forecast, knobs, limits)
+        case "adaptive":
+            return adaptive(known.forecast, knobs, limits, config.rounds)
         case "clamped" if len(limits) > 1:
             raise UserError("control.controller = 'clamped' knows one device class only")
         case "clamped":
@@ -88,7 +120,10 @@ def _rotation(
         return rotation(whole, groups, cycle)
     grid, progress = search(config, known)
     whole, *groups = (
-        planner(known.forecast, replace(grid, layers=(k,), above=above), progress, limits)
+        planner(
+            *(known.forecast, replace(grid, layers=(k,), above=above), progress, limits),
+            config.budget.accounting,
+        )
         for k, above in places
     )
     return rotation(whole, groups, cycle)

@@ -13,10 +13,11 @@ from torch import nn
 
 from fedbudget import seeds
 from fedbudget.config import Config
-from fedbudget.data import partition, sources
+from fedbudget.data import partition, sources, tokens
 from fedbudget.data.examples import Examples, Parts, Texts, Windows, as_examples
 from fedbudget.data.sources import Labelled, Text
 from fedbudget.errors import UserError
+from fedbudget.models import hf
 from fedbudget.models.cnn import cnn
 from fedbudget.models.gpt import GPT
 from fedbudget.models.size import parse_size
@@ -59,10 +60,10 @@ def _source(data: Data) -> Text | Labelled:
         case "text":
             return sources.text_files(data.path)
         case name if name.startswith("hf:"):
-            from fedbudget.data import hf
+            from fedbudget.data.hf import load
 
             columns = tuple(data.columns)
-            return hf.load(name[3:], columns, data.key or None, data.validation)
+            return load(name[3:], columns, data.key or None, data.validation)
         case other:
             raise UserError(
                 f"data.source = {other!r} is unknown; it is tinyshakespeare, mnist, cifar10, "
@@ -72,8 +73,7 @@ def _source(data: Data) -> Text | Labelled:
 
 def _text(config: Config, text: Text) -> Made:
     data, context = config.data, config.model.context
-    if data.alphabet:
-        text = sources.spelled(text, data.alphabet)
+    text = _numbered(config, text)
     kept = int(len(text.tokens) * (1 - data.validation))
     rng = seeds.rng(config.seed, 0, seeds.SERVER, "partition")
     match data.partition:
@@ -97,12 +97,60 @@ def _text(config: Config, text: Text) -> Made:
     validation = Windows(text.tokens, context, ((kept, len(text.tokens)),), stride=context)
     if len(validation) == 0:
         raise UserError(f"{text.name}: the held-out part is shorter than model.context = {context}")
-    if config.model.kind != "gpt":
-        return clients, validation, _own_model(config, "a text")
-    layers, width = parse_size(config.model.size)
-    heads = config.model.heads or max(1, width // 32)
-    make = partial(GPT, len(text.vocabulary), context, layers, width, heads, config.model.dropout)
+    match config.model.kind:
+        case "hf" if config.model.folder:
+            _check_bounds(config.model, text)
+            make = _loaded(config.model)
+        case "gpt" | "hf" as kind:
+            layers, width = parse_size(config.model.size)
+            heads = config.model.heads or max(1, width // 32)
+            shape = (len(text.vocabulary), context, layers, width, heads, config.model.dropout)
+            make = (
+                partial(hf.shaped, *shape, _lora(config.model))
+                if kind == "hf"
+                else partial(GPT, *shape)
+            )
+        case _:
+            make = _own_model(config, "a text")
     return clients, validation, make
+
+
+def _numbered(config: Config, text: Text) -> Text:
+    """The text in the tokens that the config names."""
+    data, folder = config.data, config.model.folder
+    if data.tokenizer == "bytes":
+        return tokens.by_bytes(text)
+    if data.alphabet:
+        return sources.spelled(text, data.alphabet)
+    if data.tokenizer == "auto" and folder and tokens.here(folder):
+        return tokens.by_tokenizer(text, folder)
+    return text
+
+
+def _loaded(model: Model) -> Callable[[], nn.Module]:
+    return partial(hf.loaded, model.folder, _lora(model))
+
+
+def _lora(model: Model) -> hf.Lora | None:
+    if model.lora_rank == 0:
+        return None
+    targets, also = tuple(model.lora_targets), tuple(model.lora_also)
+    return hf.Lora(model.lora_rank, model.lora_alpha, targets, also)
+
+
+def _check_bounds(model: Model, text: Text) -> None:
+    """A folder's model must know all tokens, and look at as many as a window holds."""
+    vocabulary, longest = hf.bounds(model.folder)
+    largest = int(text.tokens.max())
+    if largest >= vocabulary:
+        raise UserError(
+            f"model.folder = {model.folder!r} knows {vocabulary} tokens, but {text.name} has number "
+            f"{largest}: set data.tokenizer or data.alphabet to what the model was trained with"
+        )
+    if longest and model.context > longest:
+        raise UserError(
+            f"model.context = {model.context}, but the model in {model.folder!r} sees {longest} tokens"
+        )
 
 
 def _labelled(config: Config, source: Labelled) -> Made:
@@ -142,11 +190,14 @@ def _labelled(config: Config, source: Labelled) -> Made:
 
 def _own_model(config: Config, what: str) -> Callable[[], nn.Module]:
     kind = config.model.kind
+    if kind == "hf" and config.model.folder and what == "data of your own":
+        return _loaded(config.model)
     if ":" not in kind:
-        fitting = {"a text": "gpt", "labelled data": "softmax, cnn"}.get(what, "")
+        named = {"a text": "gpt, hf", "labelled data": "softmax, cnn"}
+        fitting = named.get(what, "hf with a model.folder")
         raise UserError(
             f"model.kind = {kind!r} does not fit {what}; "
-            f"it can be {fitting + ' or ' if fitting else ''}package.module:function"
+            f"it can be {fitting} or package.module:function"
         )
     return partial(_module, kind, config.model)
 

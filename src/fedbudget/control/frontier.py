@@ -10,7 +10,7 @@ tells how far each could go; the forecast itself then decides, for the few that 
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
@@ -92,6 +92,41 @@ def within(usage: Mapping[str, float], budgets: Mapping[str, float]) -> bool:
     return all(usage[r] <= b * (1 + SLACK) for r, b in budgets.items())
 
 
+def farthest(
+    forecast: Forecast, start: Knobs, reach: int, budgets: Mapping[str, float]
+) -> Knobs | None:
+    """The most steps from those of `start` to `reach` that fit; by bisection where `reach` does not."""
+    at = partial(replace, start)
+    if within(forecast(there := at(steps=reach)), budgets):
+        return there
+    if not within(forecast(start), budgets):
+        return None
+    low, high = start.steps, reach - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        if within(forecast(at(steps=middle)), budgets):
+            low = middle
+        else:
+            high = middle - 1
+    return at(steps=low)
+
+
+def why_not(forecast: Forecast, settings: Sequence[Knobs], budgets: Mapping[str, float]) -> str:
+    """The sentence that says which budget no setting can meet, and its least value."""
+    for resource, budget in budgets.items():
+        knobs = min(settings, key=lambda x: forecast(x)[resource])
+        if (least := forecast(knobs)[resource]) > budget:
+            return (
+                f"no setting meets {resource} <= {show(budget, resource)}; the least is "
+                f"{show(least, resource)}, at layers={knobs.layers} steps={knobs.steps} "
+                f"batch={knobs.batch} codec={knobs.codec}"
+            )
+    return (
+        "no setting meets all budgets at once, though each alone can be met: loosen one of "
+        + ", ".join(budgets)
+    )
+
+
 def affordable(
     forecast: Forecast, grid: Grid, progress: Progress, budgets: Mapping[str, float]
 ) -> list[Choice]:
@@ -157,19 +192,7 @@ class Frontier:
         return [best, *sorted(others, key=lambda c: -c.progress)]
 
     def why_not(self, budgets: Mapping[str, float]) -> str:
-        """The sentence that says which budget no setting can meet, and its least value."""
-        for resource, budget in budgets.items():
-            knobs = min(self.settings, key=lambda x: self.forecast(x)[resource])
-            if (least := self.forecast(knobs)[resource]) > budget:
-                return (
-                    f"no setting meets {resource} <= {show(budget, resource)}; the least is "
-                    f"{show(least, resource)}, at layers={knobs.layers} steps={knobs.steps} "
-                    f"batch={knobs.batch} codec={knobs.codec}"
-                )
-        return (
-            "no setting meets all budgets at once, though each alone can be met: loosen one of "
-            + ", ".join(budgets)
-        )
+        return why_not(self.forecast, self.settings, budgets)
 
     @cached_property
     def _lines(self) -> _Lines:
@@ -210,21 +233,7 @@ class Frontier:
         return most
 
     def _farthest(self, i: int, reach: int, budgets: Mapping[str, float]) -> Knobs | None:
-        """The most steps up to `reach` that fit, by bisection where `reach` itself does not."""
-        start = self.settings[i]
-        at = partial(replace, start)
-        if within(self.forecast(there := at(steps=reach)), budgets):
-            return there
-        if not within(self.forecast(start), budgets):
-            return None
-        low, high = self.grid.least, reach - 1
-        while low < high:
-            middle = (low + high + 1) // 2
-            if within(self.forecast(at(steps=middle)), budgets):
-                low = middle
-            else:
-                high = middle - 1
-        return at(steps=low)
+        return farthest(self.forecast, self.settings[i], reach, budgets)
 
     def _choice(self, knobs: Knobs, budgets: Mapping[str, float]) -> Choice:
         usage = self.forecast(knobs)

@@ -11,6 +11,7 @@ from functools import lru_cache, partial
 
 from fedbudget.control.controller import Controller, ControlState
 from fedbudget.control.frontier import Choice, Forecast, Frontier, Grid, Progress, within
+from fedbudget.errors import UserError
 from fedbudget.resources.budget import of_client
 from fedbudget.resources.costs import Costs
 from fedbudget.types import Knobs, Reply
@@ -19,6 +20,10 @@ BETTER = 1.05
 """how much better another choice must be before knobs change"""
 LEARN = 0.5
 """weight of a new report in a client's factor"""
+ROOM = 0.05
+"""share of a budget that is left free where usage is read from clocks and sensors: they scatter"""
+EXACT = ("communication", "downlink")
+"""resources that do not scatter, however they are known"""
 
 
 @dataclass(frozen=True, eq=False)  # hashed by identity: it is the key of a cache
@@ -29,6 +34,13 @@ class Planner:
 
     def budgets_of(self, client: int) -> Mapping[str, float]:
         return of_client(self.classes, client)
+
+    def aims_of(self, client: int) -> Mapping[str, float]:
+        """Budgets, with room for scatter."""
+        budgets = self.budgets_of(client)
+        if self.accounting != "measured":
+            return budgets
+        return {r: b if r in EXACT else (1 - ROOM) * b for r, b in budgets.items()}
 
 
 @dataclass(frozen=True)
@@ -61,6 +73,7 @@ def planner(
     """A controller whose choices are affordable from round 1; refuses budgets nothing can meet.
 
     `classes` has the budgets of each device class; client i is of class i modulo their number.
+    Measured budgets are met by the forecast until a client has told what it measures; then by that.
     """
     frontier = Frontier(forecast, grid, progress)
     plan = Planner(frontier, classes, accounting)
@@ -74,10 +87,22 @@ def _init() -> ControlState:
 
 
 def _knobs(plan: Planner, state: ControlState, client: int) -> Knobs:
-    factors = state["factors"].get(str(client), {})
-    limits = ((r, b / factors.get(r, 1.0)) for r, b in plan.budgets_of(client).items())
+    factors = _factors(plan, state, client)
+    limits = ((r, b / factors.get(r, 1.0)) for r, b in plan.aims_of(client).items())
     kept = state["chosen"].get(str(client))
     return _decided(plan, Knobs(**kept) if kept else None, *limits)
+
+
+def _factors(plan: Planner, state: ControlState, client: int) -> Mapping[str, float]:
+    """Measured over forecast; of a client that has not measured yet, the largest that others have."""
+    known: Mapping[str, Mapping[str, float]] = state["factors"]
+    own = known.get(str(client), {})
+    if plan.accounting != "measured" or str(client) in state["chosen"]:
+        return own
+    largest: dict[str, float] = {}
+    for other in known.values():
+        largest |= {r: max(f, largest.get(r, f)) for r, f in other.items()}
+    return largest
 
 
 @lru_cache(maxsize=4096)
@@ -96,7 +121,27 @@ def _decided(plan: Planner, kept: Knobs | None, *limits: tuple[str, float]) -> K
 @lru_cache(maxsize=4096)
 def _best(plan: Planner, *limits: tuple[str, float]) -> Choice:
     """Clients with the same budgets and factors share one search."""
-    return plan.frontier.best(dict(limits))
+    budgets = dict(limits)
+    try:
+        return plan.frontier.best(budgets)
+    except UserError:
+        if plan.accounting != "measured":
+            raise
+        # a machine with other work to do may be slower than any knobs can make up for: the least
+        return _least(plan.frontier, budgets)
+
+
+def _least(frontier: Frontier, budgets: Mapping[str, float]) -> Choice:
+    """The setting that is least over the budgets."""
+
+    def over(knobs: Knobs) -> float:
+        usage = frontier.forecast(knobs)
+        return max(usage[r] / b for r, b in budgets.items())
+
+    knobs = min(frontier.settings, key=over)
+    usage = frontier.forecast(knobs)
+    binding = max(budgets, key=lambda r: usage[r] / budgets[r])
+    return Choice(knobs, usage, frontier.progress(knobs), binding)
 
 
 def _update(plan: Planner, state: ControlState, replies: Sequence[Reply]) -> ControlState:

@@ -60,7 +60,8 @@ class Text:
     """Characters as numbers; `documents` are spans that may each be a client."""
 
     tokens: Tensor
-    vocabulary: str
+    vocabulary: Sequence[str]
+    """what each number stands for"""
     documents: tuple[tuple[int, int], ...]
     name: str
 

@@ -65,7 +65,9 @@ class Batched(InProcess):
         valid = [job.ack.round if job.ack else 0 for job in jobs]
         state = self.rows.gather(clients, valid)
         try:
-            replies, done, kept = train_chunk(jobs, self.plan, self.layout, self.gradients, state)
+            replies, done, kept = train_chunk(
+                jobs, self.plan, self.layout, self.gradients, state, self.host.sensors
+            )
         except Exception:
             return self._one_by_one(jobs)
         self.rows.put([clients[i] for i in done], [valid[i] for i in done], jobs[0].round, kept)

@@ -93,7 +93,9 @@ def _agrees(plan: Plan) -> bool:
     try:
         with one_thread(), warnings.catch_warnings():
             warnings.simplefilter("error")  # vmap warns where it is slow
-            together = train_chunk(jobs, plan, layout, engine.gradients, {}).replies
+            together = train_chunk(
+                jobs, plan, layout, engine.gradients, {}, engine.host.sensors
+            ).replies
             alone = [engine.host.train(job, {})[0] for job in jobs]
     except Exception:  # whatever vmap makes of a user's model: the loop can run it
         return False

@@ -5,8 +5,7 @@ ones a single client uses: all are elementwise or act on rows. The batches are t
 client would draw alone.
 """
 
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -14,7 +13,7 @@ import torch
 
 from fedbudget import downlink, seeds, uplink
 from fedbudget.algorithms.algorithm import ClientState, LocalRun, Sent, averaged_over
-from fedbudget.client import clip, factor, optimizer
+from fedbudget.client import clip, factor, optimizer, reported
 from fedbudget.codecs import frame
 from fedbudget.constraints import stack
 from fedbudget.data.together import draw_together
@@ -24,6 +23,7 @@ from fedbudget.errors import UserError
 from fedbudget.models.flat import Layout
 from fedbudget.plan import Plan
 from fedbudget.privacy import private
+from fedbudget.resources.meters import Sensors
 from fedbudget.types import Job, Reply
 
 
@@ -36,13 +36,19 @@ class Trained(NamedTuple):
 
 
 def train_chunk(
-    jobs: Sequence[Job], plan: Plan, layout: Layout, gradients: Gradients, state: ClientState
+    jobs: Sequence[Job],
+    plan: Plan,
+    layout: Layout,
+    gradients: Gradients,
+    state: ClientState,
+    sensors: Sensors,
 ) -> Trained:
     """Jobs of one round that differ in their client only; `state` has a row for each.
 
+    What was measured of all is shared evenly.
     An agent whose loss is no number fails alone. Anything else that goes wrong is raised.
     """
-    started = time.perf_counter()
+    begun = sensors.start()
     first, algorithm = jobs[0], plan.algorithm
     received = downlink.restored(first.payload, layout, {})
     part = layout.top(first.knobs.layers, first.knobs.above)
@@ -72,9 +78,9 @@ def train_chunk(
     if algorithm.sent is not None and done:
         decoded = zip(*(frame.unpack(payload, layout) for payload in payloads), strict=True)
         kept = algorithm.sent(kept, tuple(torch.stack(vectors) for vectors in decoded), part)
-    seconds = (time.perf_counter() - started) / len(jobs)
+    read = sensors.since(begun, len(jobs))
     replies = {
-        row: _reply(jobs[row], plan, payload, totals[row], seconds)
+        row: _reply(jobs[row], plan, payload, totals[row], read)
         for row, payload in zip(done, payloads, strict=True)
     }
     failures = {row: Reply.failure(jobs[row], describe(error)) for row, error in broke.items()}
@@ -122,15 +128,18 @@ def _encoded(job: Job, run: LocalRun, update: Sent, layout: Layout, plan: Plan) 
     return uplink.encode(job, run, update, layout, recipe.uplink)[0]
 
 
-def _reply(job: Job, plan: Plan, payload: frame.Packed, total: float, seconds: float) -> Reply:
+def _reply(
+    job: Job, plan: Plan, payload: frame.Packed, total: float, read: Mapping[str, float]
+) -> Reply:
     hidden = plan.recipe.privacy.on
+    meter = plan.meter_of(job.client)
     return Reply(
         job.run,
         job.round,
         job.client,
         examples=1 if hidden else len(plan.clients[job.client]),
         loss=total / job.knobs.steps if job.knobs.steps and not hidden else None,
-        seconds=seconds,
-        usage=plan.meter(job.knobs, len(payload), len(job.payload)) if plan.meter else {},
+        seconds=read["time"],
+        usage=reported(meter, job.knobs, len(payload), len(job.payload), read),
         payload=payload,
     )

@@ -185,8 +185,8 @@ class Workers(Agents):
     def _work(self, job: Job) -> float:
         """How long a job takes beside the others: by the device's count, else by its samples."""
         knobs = job.knobs
-        if self.plan.meter is not None:
-            return self.plan.meter(knobs, 0, 0).get("counted", {}).get("time", 0.0)
+        if meter := self.plan.meter_of(job.client):
+            return meter(knobs, 0, 0).get("counted", {}).get("time", 0.0)
         return float(knobs.steps * knobs.batch * knobs.accumulate)
 
     def _patience(self) -> float | None:

@@ -17,6 +17,7 @@ from fedbudget.errors import StateLostError
 from fedbudget.hardware import moved, place
 from fedbudget.models.flat import FlatModel
 from fedbudget.plan import Plan
+from fedbudget.resources.meters import sensors
 from fedbudget.task import Score, evaluate_batch
 from fedbudget.threads import one_thread
 from fedbudget.types import Ack, Job, Reply
@@ -86,7 +87,9 @@ class Host:
 
     def __init__(self, plan: Plan, worker: int = 0) -> None:
         self.plan = plan
-        self.model = plan.build_model(place(plan.accelerator, worker))
+        where = place(plan.accelerator, worker)
+        self.sensors = sensors(where.type == "cpu")  # before the model: memory counts from here
+        self.model = plan.build_model(where)
         self.batches = validation_batches(plan)
 
     def train(self, job: Job, versions: Versions) -> tuple[Reply, Versions]:
@@ -99,8 +102,9 @@ class Host:
                 plan.clients[job.client],
                 plan.task,
                 plan.recipe,
-                plan.meter,
+                plan.meter_of(job.client),
                 plan.constraints[job.client].project if plan.constraints else None,
+                self.sensors,
             )
             reply, new = train_client(job, agent, plan.algorithm, state)
         except Exception as error:  # whatever a client's model or data raises, the round goes on

@@ -138,6 +138,12 @@ class FlatModel:
         self._training = False
         self.freeze(self.layout.depth)
 
+    @property
+    def frozen_bytes(self) -> int:
+        """Of what the module holds outside the vector: parameters that the user froze, buffers."""
+        held = (*self.module.named_parameters(), *self.module.named_buffers())
+        return sum(t.nbytes for name, t in held if name not in self.layout.names)
+
     def freeze(self, k: int, above: int = 0) -> slice:
         """Train the top k groups below `above` frozen ones only; returns their slice of the vector."""
         part = self.layout.top(k, above)

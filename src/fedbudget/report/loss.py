@@ -6,7 +6,7 @@ from itertools import accumulate
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from fedbudget.report.chart import Chart, Line, Panel
+from fedbudget.report.chart import Chart, Line, Panel, in_rows
 from fedbudget.report.course import line, over_seeds
 from fedbudget.report.load import Loaded, by_name
 
@@ -46,6 +46,9 @@ SPENT = {
         "Loss by uplink", "uplink of all clients", ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
     ),
     "time": Spent("Loss by time", "time of the run", ((3600, "h"), (60, "min"), (1, "s"))),
+    "device time": Spent(
+        "Loss by device time", "simulated time of the fleet", ((3600, "h"), (60, "min"), (1, "s"))
+    ),
 }
 
 
@@ -67,10 +70,11 @@ def cost_chart(runs: Sequence[Loaded]) -> Chart | None:
     text = (
         "The same losses against what the run had spent by then: energy as it is counted (work by "
         "a device profile, not a meter) and bytes sent up, summed over all clients, and the time "
-        "the run took on the machine it ran on. With seeds, both axes are means over those that went "
-        "furthest."
+        "the run took on the machine it ran on; for a simulated fleet the time of its own clock. With "
+        "seeds, both axes are means over those that went furthest."
     )
-    return Chart("cost", "Validation loss by what it cost", text, [panels])
+    rows = in_rows(panels, 2) if len(panels) > 3 else [panels]
+    return Chart("cost", "Validation loss by what it cost", text, rows)
 
 
 def _against(same: Sequence[Loaded], what: str, name: str, place: int) -> Line | None:
@@ -89,7 +93,10 @@ def _against(same: Sequence[Loaded], what: str, name: str, place: int) -> Line |
 
 def _so_far(run: Loaded, what: str) -> dict[int, float]:
     """By round; empty where nothing of it was counted."""
-    amounts = list(accumulate(_spent(record, what) for record in run.records))
+    if what == "device time":
+        amounts = [float(record.get("world", {}).get("clock_s", 0.0)) for record in run.records]
+    else:
+        amounts = list(accumulate(_spent(record, what) for record in run.records))
     if not amounts or amounts[-1] <= 0:
         return {}
     return {int(r["round"]): amount for r, amount in zip(run.records, amounts, strict=True)}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbudget.errors import UserError
+from fedbudget.report.accountings import accountings_sheet
 from fedbudget.report.charts import charts
 from fedbudget.report.constrained import constrained_sheet
 from fedbudget.report.differences import differences
@@ -48,6 +49,7 @@ def document(runs: Sequence[Loaded], more: Sequence[Sheet] = ()) -> dict[str, An
     """Everything on the page, ready for JSON. `more` are tables of a protocol."""
     runs = told_apart(runs)
     sheets = [comparison(runs), *more, constrained_sheet(runs), device_classes(runs)]
+    sheets.append(accountings_sheet(runs))
     return {
         "verdict": verdict(runs),
         "notes": [f"{run.path}: {note}." for run in runs for note in run.notes],

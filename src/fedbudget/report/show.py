@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedbudget.report.accountings import accountings_sheet
 from fedbudget.report.load import find_runs, told_apart
 from fedbudget.report.robustness import robustness_sheet
 from fedbudget.report.tables import comparison, device_classes
@@ -28,7 +29,7 @@ def show(
     if protocol == "robustness":
         more.append(robustness_sheet(runs))
     own = device_classes(runs)
-    shown = [comparison(runs), *more]
+    shown = [comparison(runs), *more, *filter(None, [accountings_sheet(runs)])]
     if own and protocol != "robustness":  # there the table says it already
         shown.append(own)
     there = console()

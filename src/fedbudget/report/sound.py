@@ -9,6 +9,8 @@ MOST = 1e300
 COUNT = 1_000_000
 DEEPEST = 1000
 KNOBS = ("layers", "steps", "batch", "accumulate")
+ONE_FOR_ALL = ("counted", "paper", "estimated")
+"""accountings whose resources are the same on any machine"""
 
 
 def number(value: Any) -> bool:
@@ -54,7 +56,8 @@ def sound_record(record: Mapping[str, Any]) -> dict[str, Any] | None:
         and _scores(full["validation"])
         and all(_knobs(own) for own in full["knobs"].values())
         and all(_amounts(own) for own in full["duals"].values())
-        and all(_usage(clients) for clients in full["usage"].values())
+        and all(_usage(clients, a in ONE_FOR_ALL) for a, clients in full["usage"].items())
+        and _world(full.get("world", {}))
         and all(isinstance(why, str) for key in TABLES[3:] for why in full[key].values())
     )
     return full if good else None
@@ -64,7 +67,8 @@ def alike(records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Without records whose usage lacks a resource that the first one has."""
     known: dict[str, set[str]] = {}
     for record in records:
-        uses = {a: set(next(iter(x.values()))) for a, x in record["usage"].items() if x}
+        told = ((a, x) for a, x in record["usage"].items() if x and a in ONE_FOR_ALL)
+        uses = {accounting: set(next(iter(clients.values()))) for accounting, clients in told}
         if all(known.get(accounting, set()) <= own for accounting, own in uses.items()):
             known = {**uses, **known}
             yield record
@@ -87,16 +91,29 @@ def _knobs(value: Any) -> bool:
     )
 
 
+def _world(value: Any) -> bool:
+    """Of a simulated fleet; nothing where there is none."""
+    if value == {}:
+        return True
+    return (
+        isinstance(value, dict)
+        and all(number(value.get(key)) for key in ("clock_s", "wasted_j"))
+        and isinstance(value.get("throttled"), list)
+        and all(_amounts(value.get(key)) for key in ("seconds", "rise", "charge"))
+        and all(whole(c) for key in ("seconds", "rise", "charge") for c in value[key])
+    )
+
+
 def _amounts(value: Any) -> bool:
     return isinstance(value, dict) and all(map(number, value.values()))
 
 
-def _usage(clients: Any) -> bool:
-    """Every client reports the same resources."""
+def _usage(clients: Any, one_for_all: bool) -> bool:
+    """Every client reports the same resources, unless its sensors decide."""
     return (
         isinstance(clients, dict)
         and all(whole(client) and _amounts(use) for client, use in clients.items())
-        and len({frozenset(use) for use in clients.values()}) <= 1
+        and (not one_for_all or len({frozenset(use) for use in clients.values()}) <= 1)
     )
 
 

@@ -54,6 +54,7 @@ def _page(runs: Sequence[Loaded], more: Sequence[Sheet]) -> bytes:
 
 def _markdown(runs: Sequence[Loaded], more: Sequence[Sheet]) -> bytes:
     """The verdict, all tables, and what is wrong with the data."""
+    from fedbudget.report.accountings import accountings_sheet
     from fedbudget.report.constrained import constrained_sheet
     from fedbudget.report.differences import differences
     from fedbudget.report.tables import markdown
@@ -61,7 +62,8 @@ def _markdown(runs: Sequence[Loaded], more: Sequence[Sheet]) -> bytes:
     from fedbudget.report.verdict import verdict
 
     runs = told_apart(runs)
-    rest = (*more, constrained_sheet(runs), failures_sheet(runs), differences(runs))
+    about = (constrained_sheet(runs), accountings_sheet(runs), failures_sheet(runs))
+    rest = (*more, *about, differences(runs))
     notes = [f"- {run.path}: {note}\n" for run in runs for note in run.notes]
     told = "".join(f"- {line}\n" for line in verdict(runs))
     tables = [told, markdown(runs), *(sheet.markdown() for sheet in rest if sheet)]

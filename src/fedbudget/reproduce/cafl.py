@@ -78,11 +78,11 @@ def preset(name: str) -> Preset:
     model = FlatModel(GPT(VOCABULARY, context, layers, width, max(1, width // 32)))
     tokens = torch.zeros(4 * context, dtype=torch.uint8)
     windows = Windows(tokens, context, ((0, len(tokens)),))
-    device = devices.named(config.budget.device)
+    device = devices.named(config.budget.devices[0])
     known = costs(model, classify(), windows, config.train.optimizer, device, gpt=True)
     train = config.train
     base = Knobs(train.layers or model.layout.depth, train.steps, train.batch)
-    return Preset(name, known, base, budgets(config, known, base)[0])
+    return Preset(name, known, base, budgets(config, [known], base)[0])
 
 
 def controllers(of: Preset) -> dict[str, Controller]:

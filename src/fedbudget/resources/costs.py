@@ -10,7 +10,7 @@ from fedbudget import seeds
 from fedbudget.codecs import frame, named
 from fedbudget.data.examples import Examples
 from fedbudget.models.flat import FlatModel, Layout
-from fedbudget.resources import counted, proxies
+from fedbudget.resources import counted, meters, proxies
 from fedbudget.resources.counted import Shape
 from fedbudget.resources.devices import Device
 from fedbudget.task import Task
@@ -43,9 +43,23 @@ class Costs:
         assert self.sizes is not None
         return proxies.of_knobs(knobs, self.sizes)
 
-    def meter(self, knobs: Knobs, up_bytes: int, down_bytes: int) -> Mapping[str, dict[str, float]]:
-        """What a client reports: each accounting on its own."""
+    def __post_init__(self) -> None:
+        if self.device.fitted is not None:
+            shape = self.shape
+            self.device.fitted.check(shape.parameters, shape.flops, shape.optimizer)
+
+    def meter(
+        self,
+        knobs: Knobs,
+        up_bytes: int,
+        down_bytes: int,
+        read: Mapping[str, float] | None = None,
+    ) -> Mapping[str, dict[str, float]]:
+        """What a client reports: each accounting on its own. `read` is what its meters say."""
         found = {"counted": counted.usage(self.shape, self.device, knobs, up_bytes, down_bytes)}
+        if read is not None:
+            found["estimated"] = meters.estimated(read, self.device)
+            found["measured"] = meters.measured(read, up_bytes, down_bytes, self.device.ambient_c)
         top = knobs.above == 0  # the papers freeze from the bottom only
         if self.sizes is not None and top and proxies.level(knobs.codec) is not None:
             found["paper"] = self.paper(knobs)

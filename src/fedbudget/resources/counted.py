@@ -3,16 +3,19 @@
 energy         FLOPs of every sample of every micro-batch, the forward pass through frozen layers
                included, and of the optimiser; times the device's joules per FLOP
 communication  bytes of the uplink frame; `downlink`: bytes of the downlink frame
-memory         weights + gradients + optimiser state + activations kept for one micro-batch
+memory         weights, frozen ones too, + gradients + optimiser state + activations kept for one
+               micro-batch
 temperature    rise above ambient after the round's work, first-order: P R (1 - exp(-t / tau))
 time           compute, weight and optimiser traffic of each step, and both transfers
+
+Where a profile was measured with the model (`fitted`), time and memory are by what was measured, and
+energy is the profile's watts over that time.
 
 FLOPs are those of matrix products, convolutions and attention (full, causal or not), as torch's
 flop counter has them; element-wise operations are not counted.
 """
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -22,7 +25,8 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 
 from fedbudget.data.examples import Examples
 from fedbudget.models.flat import FlatModel
-from fedbudget.resources.devices import Device
+from fedbudget.resources.devices import Device, rise
+from fedbudget.resources.fitted import Fitted
 from fedbudget.task import Task
 from fedbudget.types import Knobs
 
@@ -48,6 +52,8 @@ class Shape:
     """by the number of groups frozen at the top (index 0: none): what they no longer take"""
     spared_kept: tuple[float, ...]
     optimizer: str
+    frozen_bytes: int = 0
+    """of what is never trained nor sent, such as the model below LoRA's adapters"""
 
     @property
     def states(self) -> int:
@@ -67,14 +73,14 @@ class Shape:
 
     def step_traffic(self, knobs: Knobs) -> float:
         """Bytes of weights, gradients and optimiser state that a step reads and writes."""
-        weights = 2 * self.parameters[-1] * knobs.accumulate  # read forward and backward
+        weights = BYTES * self.parameters[-1] + self.frozen_bytes
         update = (3 + 2 * (self.states + 1)) * self.trained(knobs)
-        return float(BYTES * (weights + update))
+        return float(2 * weights * knobs.accumulate + BYTES * update)  # read forward and backward
 
     def memory(self, knobs: Knobs) -> float:
         trained = self.trained(knobs) * (1 + self.states)
         kept = self.kept[knobs.layers + knobs.above - 1] - self.spared_kept[knobs.above]
-        return BYTES * (self.parameters[-1] + trained) + kept * knobs.batch
+        return BYTES * (self.parameters[-1] + trained) + self.frozen_bytes + kept * knobs.batch
 
 
 def usage(
@@ -85,16 +91,28 @@ def usage(
     compute_s = flops / device.flops_per_s
     traffic_s = knobs.steps * shape.step_traffic(knobs) / device.memory_bytes_per_s
     transfer_s = up_bytes / device.up_bytes_per_s + down_bytes / device.down_bytes_per_s
-    busy_s = compute_s + traffic_s
-    steady = device.watts * device.kelvin_per_watt
+    busy_s, memory = compute_s + traffic_s, shape.memory(knobs)
+    if device.fitted is not None:
+        busy_s, memory = _fitted(shape, device.fitted, knobs)
+        compute_s = busy_s
     return {
         "energy": compute_s * device.watts,
         "communication": float(up_bytes),
         "downlink": float(down_bytes),
-        "memory": shape.memory(knobs),
-        "temperature": steady * -math.expm1(-busy_s / device.time_constant_s),
+        "memory": memory,
+        "temperature": rise(device, device.watts, busy_s),
         "time": busy_s + transfer_s,
     }
+
+
+def _fitted(shape: Shape, fitted: Fitted, knobs: Knobs) -> tuple[float, float]:
+    """Busy seconds and bytes as they were measured; counts tell what a frozen top spares."""
+    seconds, held = fitted.seconds(knobs, shape.trained(knobs)), fitted.bytes(knobs)
+    if knobs.above:
+        whole = replace(knobs, layers=knobs.layers + knobs.above, above=0)
+        seconds *= shape.step_flops(knobs) / shape.step_flops(whole)
+        held = held and held * shape.memory(knobs) / shape.memory(whole)
+    return seconds, shape.memory(knobs) if held is None else held
 
 
 def measure(model: FlatModel, task: Task, examples: Examples, optimizer: str) -> Shape:
@@ -122,7 +140,7 @@ def measure(model: FlatModel, task: Task, examples: Examples, optimizer: str) ->
     less_flops, less_kept = zip(*spared, strict=True)
     spans = (model.layout.top(k) for k in range(1, depth + 1))
     parameters = tuple(part.stop - part.start for part in spans)
-    return Shape(parameters, flops, kept, less_flops, less_kept, optimizer)
+    return Shape(parameters, flops, kept, less_flops, less_kept, optimizer, model.frozen_bytes)
 
 
 class _Flops(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -155,8 +173,8 @@ class _Kept:
     """Bytes that autograd keeps for the backward pass; the model's own tensors do not count."""
 
     def __init__(self, model: FlatModel) -> None:
-        own = model.module.state_dict(keep_vars=True)
-        self.own = {t.untyped_storage().data_ptr() for t in own.values()}
+        own = (*model.module.parameters(), *model.module.buffers())
+        self.own = {t.untyped_storage().data_ptr() for t in own}
         self.kept: dict[int, int] = {}
         self.hooks = torch.autograd.graph.saved_tensors_hooks(self._note, lambda tensor: tensor)
 
