@@ -408,6 +408,7 @@ def test_bytes_give_the_text_back():
     assert body == "".join(text.vocabulary[i] for i in text.tokens.tolist())
 
 
+@pytest.mark.slow
 def test_the_example_fine_tunes_within_600_kb(tmp_path):
     runs = runpy.run_path(str(EXAMPLES / "hf_lora.py"))["main"](rounds=2)
     for one in runs.values():
