@@ -13,6 +13,7 @@ from fedbudget.summary import summarise
 BUDGETS = {"energy": 4.0, "communication": 2e5, "memory": 4e7, "temperature": 2.0}
 LAYERS = ["embeddings", "block 1", "block 2", "head"]
 CLIENTS = 16
+READ = {"cpu_time": 1.9, "memory": 7e7, "communication": 2e5, "downlink": 1.7e6}
 
 
 def a_record(round, seed=0, clients=range(6), level=1.0, validation=None, **more):
@@ -30,7 +31,11 @@ def a_record(round, seed=0, clients=range(6), level=1.0, validation=None, **more
         "validation": {"loss": loss, "accuracy": 0.4, **(validation or {})},
         "up_bytes": int(2e5 * level * len(clients)),
         "down_bytes": int(1.7e6 * len(clients)),
-        "usage": {"counted": {str(c): {**use, "downlink": 1.7e6, "time": 1.1} for c in clients}},
+        "usage": {
+            "counted": {str(c): {**use, "downlink": 1.7e6, "time": 1.1} for c in clients},
+            "measured": {str(c): {**READ, "time": 2.0 + 0.1 * c} for c in clients},
+            "estimated": {str(c): {"energy": 5.0 + c, "temperature": 1.5} for c in clients},
+        },
         "dropped": {"3": f"client 3 took {round} s"} if round % 10 == 0 else {},
         "flagged": {},
         "skipped": [],

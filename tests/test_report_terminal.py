@@ -1,6 +1,8 @@
 """A report on the terminal: the verdict first, and tables that fit."""
 
 import io
+import subprocess
+import sys
 
 import pytest
 from rich.console import Console
@@ -62,3 +64,14 @@ def test_the_verdict_comes_first_on_the_terminal_and_in_markdown(tmp_path, capsy
     assert lines[: len(sentences)] == sentences  # whole lines, in a pipe
     write_report(runs, tmp_path / "r.md")
     assert (tmp_path / "r.md").read_text().startswith(f"- {sentences[0]}\n- {sentences[1]}\n")
+
+
+def test_files_are_written_even_if_nobody_reads_the_tables(tmp_path):
+    a_run(tmp_path / "a")
+    command = [sys.executable, "-m", "fedbudget.cli", "report", "a", "--out", "a.html"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    process.stdout.close()  # as `head` does
+    process.communicate()
+    assert (tmp_path / "a.html").stat().st_size > 10_000

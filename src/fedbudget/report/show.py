@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedbudget.report.accountings import accountings_sheet
-from fedbudget.report.load import find_runs, told_apart
+from fedbudget.report.load import Loaded, find_runs, told_apart
 from fedbudget.report.robustness import robustness_sheet
+from fedbudget.report.sheets import Sheet
 from fedbudget.report.tables import comparison, device_classes
 from fedbudget.report.target import default_target, target_sheet
 from fedbudget.report.verdict import verdict
@@ -32,6 +33,7 @@ def show(
     shown = [comparison(runs), *more, *filter(None, [accountings_sheet(runs)])]
     if own and protocol != "robustness":  # there the table says it already
         shown.append(own)
+    files = _written(runs, out, more, protocol, folder) if out is not None else []
     there = console()
     for line in verdict(runs):
         there.print(line, highlight=False, markup=False, soft_wrap=not there.is_terminal)
@@ -40,8 +42,15 @@ def show(
     for run in runs:
         for note in run.notes:
             say(f"{run.path}: {note}")
-    if out is not None:
-        files = write_report(runs, out, more, folder)
-        if protocol != "quality":
-            files += write_report(runs, out.with_name(f"{protocol}.md"), more)
+    if files:
         say(f"wrote {', '.join(map(str, files))}")
+
+
+def _written(
+    runs: Sequence[Loaded], out: Path, more: Sequence[Sheet], protocol: str, folder: bool
+) -> list[Path]:
+    """Before anything is printed: whoever reads that may stop after a line."""
+    files = write_report(runs, out, more, folder)
+    if protocol != "quality":
+        files += write_report(runs, out.with_name(f"{protocol}.md"), more)
+    return files
