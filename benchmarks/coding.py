@@ -34,6 +34,8 @@ NAMES = [name for name in codecs.CODECS if name != "nothing"]
 NAMES += ["topk60%", "topk60%+int8", "topk60%+eden2", "topk10%+eden2", "topk1%+sign"]
 STEPS, TENTH = 60, 6
 BAR = 0.03  # of a local run's time
+LARGE = 4_805_120
+"""numbers of GPT 6x256"""
 ERROR_COUNT = 2**17
 DECODINGS = 200
 
@@ -97,17 +99,34 @@ def times(client: Client, x: Tensor, repeat: int) -> dict[str, list[float]]:
     return found
 
 
+def large_times(repeat: int) -> dict[str, list[float]]:
+    """Seconds of "encode NAME" and "decode NAME" for a long vector, by turns."""
+    rng = seeds.rng(0, 0, 0, "benchmark")
+    x = torch.from_numpy(rng.standard_normal(LARGE, dtype=np.float32))
+    found: dict[str, list[float]] = {}
+    for i in range(repeat):
+        for name in NAMES:
+            codec = codecs.named(name)
+            there, body = timed(codec.encode, x, i)
+            back, _ = timed(codec.decode, memoryview(bytearray(body)), len(x), i)
+            found.setdefault(f"encode {name}", []).append(there)
+            found.setdefault(f"decode {name}", []).append(back)
+    return found
+
+
 def run(repeat: int, quick: bool = False) -> dict[str, Any]:
     torch.set_num_threads(1)
     client = Client()
     x = client.update(STEPS)
-    return {"numbers": len(x), "seconds": times(client, x, repeat)}
+    large = large_times(max(2, repeat // 4))
+    return {"numbers": len(x), "seconds": times(client, x, repeat), "large": large}
 
 
 def section(found: dict[str, Any]) -> list[str]:
     seconds, numbers = found["seconds"], found["numbers"]
     median = {key: statistics.median(values) for key, values in seconds.items()}
     gigabytes = 4e-9 * numbers
+    large = {key: 4e-9 * LARGE / statistics.median(s) for key, s in found["large"].items()}
     rows = []
     for name in NAMES:
         pairs = zip(seconds[f"encode {name}"], seconds[f"decode {name}"], strict=True)
@@ -118,6 +137,8 @@ def section(found: dict[str, Any]) -> list[str]:
                 f"`{name}`",
                 f"{gigabytes / median[f'encode {name}']:.2f}",
                 f"{gigabytes / median[f'decode {name}']:.2f}",
+                f"{large[f'encode {name}']:.2f}",
+                f"{large[f'decode {name}']:.2f}",
                 f"{statistics.median(both) / median['copy']:.1f}",
                 show(spread(shares), ".2g"),
             ]
@@ -127,9 +148,11 @@ def section(found: dict[str, Any]) -> list[str]:
         f"steps of batch 16), encoded and decoded. Each of {len(seconds['copy'])} repetitions makes a "
         f"copy, trains {TENTH} steps, which times {STEPS // TENTH} count as a local run, and then tries "
         "every codec, one thread; rates are medians of float32 bytes, the last column is the median and "
-        f"the quartiles of the ratios within a repetition. The bar is {BAR:.0%}."
+        f"the quartiles of the ratios within a repetition. The bar is {BAR:.0%}. The long vector has "
+        f"{LARGE:,} random numbers, as many as GPT 6x256."
     )
-    head = ["codec", "encode GB/s", "decode GB/s", "both, in copies", "both, % of a local run"]
+    head = ["codec", "encode GB/s", "decode GB/s", "encode, long", "decode, long"]
+    head += ["both, in copies", "both, % of a local run"]
     local_s = median["train"] * STEPS / TENTH
     after = f"A copy: {gigabytes / median['copy']:.1f} GB/s. A local run: {local_s:.1f} s."
     return [text, "", *table(head, rows), "", after]

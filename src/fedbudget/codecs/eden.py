@@ -45,15 +45,20 @@ _SIGNS = Grid((1.0, -1.0), 2, 8, BLOCK)
 
 
 def rotate(x: Tensor) -> Tensor:
-    """T x of each row; T is orthonormal and its own inverse."""
+    """T x of each row; T is orthonormal and its own inverse. x is overwritten."""
     rows, n = x.shape
     if n != BLOCK:
         spectrum = np.fft.fft(x.numpy().astype(np.float64))
         hartley = (spectrum.real - spectrum.imag) / math.sqrt(n)
         return torch.from_numpy(hartley.astype(np.float32))
-    y = x.reshape(-1, 32) @ _hadamard(32)
-    y = _hadamard(32) @ y.view(-1, 32, 32)
-    return (_hadamard(16) @ y.view(rows, 16, 1024)).view(rows, n)
+    x = x.contiguous()
+    y = torch.empty_like(x)  # the only new memory: fresh pages cost as much as the products
+    torch.mm(x.view(-1, 32), _hadamard(32), out=y.view(-1, 32))
+    inner = _hadamard(32).expand(rows * 16, 32, 32)
+    torch.bmm(inner, y.view(-1, 32, 32), out=x.view(-1, 32, 32))
+    outer = _hadamard(16).expand(rows, 16, 16)
+    torch.bmm(outer, x.view(rows, 16, 1024), out=y.view(rows, 16, 1024))
+    return y
 
 
 @cache
@@ -73,24 +78,27 @@ def _signs(shape: torch.Size, random: Philox) -> Tensor:
 
 
 def _quantise(x: Tensor, random: Philox, grid: Grid) -> tuple[Floats, Bytes]:
-    y = rotate(x * _signs(x.shape, random))
+    y = rotate(_signs(x.shape, random).mul_(x))
     n = x.shape[1]
     # in double precision: the squares of very large or small numbers are no float32
     norm = torch.linalg.vector_norm(y, dim=1, keepdim=True, dtype=torch.float64)
     rms = (norm / math.sqrt(n)).to(torch.float32)  # (blocks, 1)
-    z: Floats = (y / torch.where(rms > 0, rms, 1)).numpy()
+    z: Floats = y.div_(torch.where(rms > 0, rms, 1)).numpy()
     levels = np.array(grid.levels, np.float32)
-    codes: Bytes = np.zeros(z.shape, np.uint8)
-    for boundary in (levels[1:] + levels[:-1]) / 2:
-        codes += (z > boundary).view(np.uint8)
+    first, *others = (levels[1:] + levels[:-1]) / 2
+    codes: Bytes = (z > first).view(np.uint8)
+    above = np.empty(z.shape, np.bool_)
+    for boundary in others:
+        codes += np.greater(z, boundary, out=above).view(np.uint8)
     packed = pack(codes, grid)
-    dot = (z * unpack(packed, n, grid)).sum(axis=1)  # <y, q> / rms
+    z *= unpack(packed, n, grid)
+    dot = z.sum(axis=1)  # <y, q> / rms
     # dot > 0 unless rms = 0: some |z| is at least 1, and no level has the other sign
     return np.where(dot == 0, 0, n * rms[:, 0].numpy() / dot).astype(np.float32), packed
 
 
 def _turn(levels: Tensor, random: Philox) -> Tensor:
-    return rotate(levels) * _signs(levels.shape, random)
+    return rotate(levels).mul_(_signs(levels.shape, random))
 
 
 def _eden(levels: int, per: int, group: int = 1) -> Codec:

@@ -26,7 +26,7 @@ Bytes = NDArray[np.uint8]
 
 ONE_BLOCK = 2**62
 """A block longer than any vector: one scale for all of it."""
-_CACHED = 2**17  # numbers treated at once: half a megabyte stays in a second-level cache
+_CACHED = 2**18  # numbers treated at once: more leave the cache, with fewer the calls cost more
 
 
 class Grid(NamedTuple):
@@ -143,15 +143,14 @@ def pack(codes: Bytes, grid: Grid) -> Bytes:
 
 
 def _joined(codes: Bytes, per: int) -> Bytes:
-    """`pack` for codes of whole bits: `per` neighbours are one word, and its bytes slide together."""
+    """`pack` for codes of whole bits: `per` neighbours are one word, and a product slides its bytes
+    together into the highest; no bits of the product's terms overlap, so nothing carries."""
     if per == 8:
         return np.packbits(codes, axis=1, bitorder="little")
     words = np.ascontiguousarray(codes).view("<u2" if per == 2 else "<u4")
-    gap = 8 - 8 // per
-    packed = words.copy()
-    for k in range(1, per):
-        packed |= words >> (k * gap)
-    return packed.astype(np.uint8)
+    factor = words.dtype.type(0x0110 if per == 2 else 0x01041040)
+    slid: Bytes = (words * factor).view(np.uint8)
+    return slid[:, per - 1 :: per]
 
 
 def unpack(packed: Bytes, width: int, grid: Grid) -> Floats:
