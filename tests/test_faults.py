@@ -331,6 +331,20 @@ def test_a_worker_whose_parent_is_gone_before_it_is_ready_leaves_in_silence(capf
     assert (worker.exitcode, capfd.readouterr().err) == (0, "")
 
 
+def say_number(pipe, number):
+    embedded._answer = lambda pipe, plan, number: pipe.send_bytes(str(number).encode())
+    embedded._work(pipe, None, number)
+
+
+def test_a_worker_knows_its_number_which_names_its_accelerator():
+    ours, theirs = Pipe()
+    worker = get_context("spawn").Process(target=say_number, args=(theirs, 3))
+    worker.start()
+    assert ours.poll(PATIENCE_S)
+    assert ours.recv_bytes() == b"3"
+    worker.join(PATIENCE_S)
+
+
 class Stubborn(torch.nn.Linear):
     """Hangs in training on inputs that are marked; one process, one client."""
 

@@ -21,10 +21,12 @@ from fedbudget.control.planner import EXACT, planner
 from fedbudget.data.examples import Parts
 from fedbudget.engines.batched import Batched
 from fedbudget.engines.embedded import InProcess, Workers
+from fedbudget.engines.engine import Host
 from fedbudget.errors import UserError
 from fedbudget.report.accountings import accountings_sheet
 from fedbudget.report.load import Loaded
 from fedbudget.report.sound import sound_record
+from fedbudget.resources import meters
 from fedbudget.resources.devices import RASPBERRY_PI_5
 from fedbudget.resources.meters import STATUS, WORTH_S, estimated, held, measured, sensors
 from fedbudget.summary import summarise
@@ -70,6 +72,27 @@ def test_memory_is_the_peak_of_this_work_and_not_of_the_work_before():
     assert large >= 396 * MB  # of some pages the process had before
     assert 0 <= small <= large - 370 * MB
     assert held()["HWM"] >= held()["RSS"] - MB
+
+
+@linux
+def test_memory_is_given_back_before_other_work_and_kept_for_the_same(monkeypatch):
+    given = []
+    monkeypatch.setattr(meters, "give_back", lambda: given.append(own.last))
+    own = meters.Sensors(baseline=0)
+    for work in ("a", "a", "b", "b", None, None, "b"):
+        own.start(work)
+        own.last_s = 2 * WORTH_S
+    assert given == ["a", "b", None, None]
+    own.last_s = WORTH_S / 2
+    own.start("c")  # what was short has left little
+    assert len(given) == 4
+
+
+def test_what_evaluation_has_left_is_no_clients():
+    host = Host(text_plan())
+    host.sensors.last = "a client's work"
+    host.score(host.model.weights.clone(), [0])
+    assert host.sensors.last is None
 
 
 def test_energy_is_what_the_counters_of_processor_and_memory_moved(tmp_path):

@@ -91,7 +91,7 @@ class Trained(NamedTuple):
 def train_client(job: Job, agent: Agent, algorithm: Algorithm, state: ClientState) -> Trained:
     """Train as the job says and encode the update. Raises on failure; an engine makes it a Reply."""
     sensors = agent.sensors
-    begun = sensors.start() if sensors else None
+    begun = sensors.start(job.knobs) if sensors else None
     started = time.perf_counter()
     knobs, model, recipe = job.knobs, agent.model, agent.recipe
     layout = model.layout

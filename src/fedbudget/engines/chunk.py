@@ -48,7 +48,7 @@ def train_chunk(
     What was measured of all is shared evenly.
     An agent whose loss is no number fails alone. Anything else that goes wrong is raised.
     """
-    begun = sensors.start()
+    begun = sensors.start((len(jobs), jobs[0].knobs))
     first, algorithm = jobs[0], plan.algorithm
     received = downlink.restored(first.payload, layout, {})
     part = layout.top(first.knobs.layers, first.knobs.above)

@@ -308,8 +308,8 @@ def _receive(pipe: Connection) -> tuple[Reply, Versions]:
 
 def _work(pipe: Connection, plan: Plan, number: int) -> None:
     """A worker's life: answer until the pipe ends."""
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+    for ignored in SIGNALS:
+        signal.signal(ignored, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     threading.Thread(target=_leave_with_parent, daemon=True).start()

@@ -116,6 +116,7 @@ class Host:
         assert self.plan.validation is not None
         self.model.weights.copy_(weights)
         self.model.eval()
+        self.sensors.last = None
         where = self.model.weights.device
         scores = []
         for i in batches:

@@ -27,7 +27,7 @@ from fedbudget.resources.devices import Device, rise
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 WORTH_S = 1.0
-"""work from which on freed memory is given back first: to get it again takes some milliseconds"""
+"""work after which freed memory is given back: to get it again takes a tenth of a second or less"""
 _HELD = re.compile(rb"Vm(HWM|RSS):\s+(\d+) kB")
 _ZONES = re.compile(r"package|dram")
 """RAPL's domains that add up: a processor, and memory where it is told apart"""
@@ -60,6 +60,8 @@ class Sensors:
     """millidegrees"""
     last_s: float = 0.0
     """how long the last work took"""
+    last: object = None
+    """what it was; None where something else was done since"""
 
     @property
     def resources(self) -> tuple[str, ...]:
@@ -71,11 +73,14 @@ class Sensors:
             *(("temperature",) if self.thermometer else ()),
         )
 
-    def start(self) -> Start:
+    def start(self, work: object = None) -> Start:
+        """`work` compares equal where the same is done again: what the last one freed will do then,
+        for it takes as much; what other work freed would count as this one's, and is given back."""
         if self.baseline is not None:
-            if self.last_s > WORTH_S:
+            if self.last_s > WORTH_S and (work is None or work != self.last):
                 give_back()
             CLEAR.write_bytes(b"5")  # the peak begins anew
+        self.last = work
         counters = tuple(map(_number, (zone.path for zone in self.zones)))
         return Start(time.perf_counter(), time.process_time(), counters)
 
