@@ -27,6 +27,7 @@ from fedbudget.config import load
 from fedbudget.engines import embedded
 from fedbudget.engines.choose import choose
 from fedbudget.engines.embedded import InProcess, Workers
+from fedbudget.engines.mail import Box
 from fedbudget.errors import UserError
 from fedbudget.runs import RunFolder
 from fedbudget.types import Reply
@@ -323,7 +324,8 @@ def test_workers_leave_when_their_parent_is_killed(here):
 
 def test_a_worker_whose_parent_is_gone_before_it_is_ready_leaves_in_silence(capfd):
     ours, theirs = Pipe()
-    worker = get_context("spawn").Process(target=embedded._work, args=(theirs, softmax_plan(), 0))
+    arguments = (theirs, Box(), Box(), softmax_plan(), 0)
+    worker = get_context("spawn").Process(target=embedded._work, args=arguments)
     worker.start()
     theirs.close()
     ours.close()
@@ -332,8 +334,8 @@ def test_a_worker_whose_parent_is_gone_before_it_is_ready_leaves_in_silence(capf
 
 
 def say_number(pipe, number):
-    embedded._answer = lambda pipe, plan, number: pipe.send_bytes(str(number).encode())
-    embedded._work(pipe, None, number)
+    embedded._answer = lambda pipe, down, up, plan, number: pipe.send_bytes(str(number).encode())
+    embedded._work(pipe, None, None, None, number)
 
 
 def test_a_worker_knows_its_number_which_names_its_accelerator():
@@ -430,8 +432,8 @@ def test_a_reply_that_comes_twice_counts_once():
 def test_a_reply_to_someone_elses_job_is_not_used(monkeypatch):
     real = embedded._receive
 
-    def swapped(pipe):
-        reply, kept = real(pipe)
+    def swapped(worker):
+        reply, kept = real(worker)
         return (replace(reply, client=2) if reply.client == 1 else reply), kept
 
     monkeypatch.setattr(embedded, "_receive", swapped)

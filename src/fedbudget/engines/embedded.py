@@ -1,8 +1,8 @@
 """The embedded engine: clients one after another in this process, or spread over worker processes.
 
 Workers are spawned, so they start alike on Linux and macOS; each has one thread, one model and the
-data in shared memory. Jobs and replies cross pipes as JSON and raw bytes, never as pickles. A worker
-leaves when its parent does, however that ends.
+data in shared memory. Jobs and replies cross pipes as JSON, weights and updates shared memory
+(`mail`), nothing is pickled. A worker leaves when its parent does, however that ends.
 """
 
 import json
@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbudget.codecs import frame
 from fedbudget.codecs.frame import Packed
+from fedbudget.engines import mail
 from fedbudget.engines.engine import (
     Agents,
     Engine,
@@ -36,6 +36,7 @@ from fedbudget.engines.engine import (
     unpack,
     validation_batches,
 )
+from fedbudget.engines.mail import Box
 from fedbudget.engines.queue import AHEAD, Queue
 from fedbudget.engines.states import States
 from fedbudget.errors import UserError
@@ -92,12 +93,14 @@ class InProcess(Agents):
 class _Worker:
     process: SpawnProcess
     pipe: Connection
+    down: Box
+    up: Box
     number: int
     job: Job | None = None
     since: float = 0.0
     """when it got its job"""
     payload: Packed | None = None
-    """what it was sent last, so that a broadcast crosses its pipe once"""
+    """what it was sent last, so that a broadcast is sent once"""
 
 
 class Workers(Agents):
@@ -124,7 +127,9 @@ class Workers(Agents):
     def _start(self, number: int) -> _Worker:
         context = torch.multiprocessing.get_context("spawn")
         here, there = context.Pipe()
-        process = context.Process(target=_work, args=(there, self.plan, number), daemon=True)
+        down, up = Box(), Box()
+        arguments = (there, down, up, self.plan, number)
+        process = context.Process(target=_work, args=arguments, daemon=True)
         try:
             with _signals_wait():
                 process.start()
@@ -134,7 +139,7 @@ class Workers(Agents):
                 f"({error}); define them at the top of a module, or use workers=1"
             ) from None
         there.close()
-        return _Worker(process, here, number)
+        return _Worker(process, here, down, up, number)
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Reply]:
         waiting = Queue(jobs, AHEAD * len(self.workers), self._work)
@@ -166,7 +171,7 @@ class Workers(Agents):
                 job = worker.job
                 assert job is not None
                 try:
-                    reply, kept = _receive(worker.pipe)
+                    reply, kept = _receive(worker)
                     if (reply.run, reply.round, reply.client) != (job.run, job.round, job.client):
                         reply, kept = Reply.failure(job, "it answers another job"), {}
                     if kept:
@@ -235,8 +240,8 @@ class Workers(Agents):
     def _give(self, worker: _Worker, job: Job) -> None:
         fresh = worker.payload is not job.payload
         state = self.states.get(job.client, {})
-        header = {"op": "train", "job": job.header(), "fresh": fresh, "state": bool(state)}
-        _send(worker.pipe, header, *([frame.to_bytes(job.payload)] if fresh else []))
+        about = {"op": "train", "job": job.header(), "state": bool(state)}
+        mail.send(worker.pipe, worker.down, about, job.payload if fresh else None)
         if state:
             worker.pipe.send_bytes(pack(state))
         worker.payload = job.payload
@@ -299,14 +304,13 @@ def _send(pipe: Connection, header: dict[str, Any], *bodies: Buffer) -> None:
         pipe.send_bytes(body)
 
 
-def _receive(pipe: Connection) -> tuple[Reply, Versions]:
-    header = json.loads(pipe.recv_bytes())
-    payload = frame.from_bytes(pipe.recv_bytes()) if header["payload"] else None
-    kept = unpack(pipe.recv_bytes()) if header["state"] else {}
-    return Reply.from_header(header["reply"], payload), kept
+def _receive(worker: _Worker) -> tuple[Reply, Versions]:
+    about, payload = mail.receive(worker.pipe, worker.up, keep=True)
+    kept = unpack(worker.pipe.recv_bytes()) if about["state"] else {}
+    return Reply.from_header(about["reply"], payload), kept
 
 
-def _work(pipe: Connection, plan: Plan, number: int) -> None:
+def _work(pipe: Connection, down: Box, up: Box, plan: Plan, number: int) -> None:
     """A worker's life: answer until the pipe ends."""
     for ignored in SIGNALS:
         signal.signal(ignored, signal.SIG_IGN)
@@ -315,10 +319,10 @@ def _work(pipe: Connection, plan: Plan, number: int) -> None:
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     with suppress(EOFError, OSError):  # the parent is gone
-        _answer(pipe, plan, number)
+        _answer(pipe, down, up, plan, number)
 
 
-def _answer(pipe: Connection, plan: Plan, number: int) -> None:
+def _answer(pipe: Connection, down: Box, up: Box, plan: Plan, number: int) -> None:
     """Say that the model could be built, or why not; then train and score as asked."""
     try:
         host = Host(plan, number)
@@ -328,23 +332,16 @@ def _answer(pipe: Connection, plan: Plan, number: int) -> None:
     pipe.send_bytes(b"")
     payload: Packed | None = None
     while True:
-        header = json.loads(pipe.recv_bytes())
-        if header["op"] == "score":
-            _score(pipe, host, header["batches"])
+        about, fresh = mail.receive(pipe, down, keep=False)
+        if about["op"] == "score":
+            _score(pipe, host, about["batches"])
             continue
-        if header["fresh"]:
-            payload = frame.from_bytes(bytearray(pipe.recv_bytes()))
+        payload = fresh or payload
         assert payload is not None
-        job = Job.from_header(header["job"], payload)
-        kept = unpack(pipe.recv_bytes()) if header["state"] else {}
+        job = Job.from_header(about["job"], payload)
+        kept = unpack(pipe.recv_bytes()) if about["state"] else {}
         reply, state = host.train(job, kept)
-        answer = {
-            "reply": reply.header(),
-            "payload": reply.payload is not None,
-            "state": bool(state),
-        }
-        body = [frame.to_bytes(reply.payload)] if reply.payload is not None else []
-        _send(pipe, answer, *body)
+        mail.send(pipe, up, {"reply": reply.header(), "state": bool(state)}, reply.payload)
         if state:
             pipe.send_bytes(pack(state))
 
