@@ -72,6 +72,6 @@ def softmax_plan(**changes) -> Plan:
 
 def data_folder(name: str) -> Path:
     for folder in (os.environ.get("FEDBUDGET_DATA"), cache_folder()):
-        if folder and (Path(folder) / name).is_dir():
+        if folder and any((Path(folder) / name).glob("*")):
             return Path(folder)
     pytest.skip(f"{name} is not here: set FEDBUDGET_DATA to a folder that has it")
