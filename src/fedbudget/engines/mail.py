@@ -31,7 +31,7 @@ class Box:
         self._view = self._mapped()
 
     def _mapped(self) -> memoryview:
-        return memoryview(mmap.mmap(self._file, 0) if self._file >= 0 else b"")
+        return memoryview(mmap.mmap(self._file, 0) if self._file >= 0 else bytearray())
 
     def __getstate__(self) -> Any:
         return reduction.DupFd(self._file) if SHARED else None
