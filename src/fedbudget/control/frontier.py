@@ -158,6 +158,9 @@ class Frontier:
         return found
 
     def best(self, budgets: Mapping[str, float]) -> Choice:
+        return self._choice(self.knobs(budgets), budgets)
+
+    def knobs(self, budgets: Mapping[str, float]) -> Knobs:
         """The most progress, in the code with the least uplink that brings almost as much."""
         reach = self._reach(budgets)
         hopes = reach * self._lines.gain
@@ -177,8 +180,7 @@ class Frontier:
                 other = known[i] if i in known else self._farthest(i, int(reach[i]), budgets)
                 if other and self.progress(other) >= enough:
                     alike.append(other)
-        thrifty = min(alike, key=lambda knobs: self.forecast(knobs).get("communication", 0.0))
-        return self._choice(thrifty, budgets)
+        return min(alike, key=lambda knobs: self.forecast(knobs).get("communication", 0.0))
 
     def hope(self, budgets: Mapping[str, float]) -> float:
         """No setting within the budgets makes more progress than this."""
@@ -217,20 +219,31 @@ class Frontier:
 
     def _reach(self, budgets: Mapping[str, float]) -> NDArray[np.int64]:
         """The steps that no straight resource forbids, for each setting; 0 where even `least` are."""
-        lines = self._lines
         budgets = {r: b for r, b in budgets.items() if b < math.inf}
         if not budgets:
             return np.full(len(self.settings), self.grid.most)
-        known = [lines.resources.index(r) for r in budgets]
+        lines = self._lines_of(tuple(budgets))
         limits = np.array(list(budgets.values())) * (1 + SLACK)
-        far = (limits - lines.base[:, known]) * lines.pace[:, known] + lines.free[:, known]
-        steps = np.where(limits < lines.least[:, known], 0.0, far).min(axis=1)
+        far = (limits - lines.base) * lines.pace + lines.free
+        far[limits < lines.least] = 0.0
         # a little more than the division says: the forecast decides about the last step
-        most: NDArray[np.int64] = (
-            np.floor(steps * (1 + 1e-9) + 1e-6).clip(max=self.grid.most).astype(int)
-        )
+        steps = np.minimum(far.min(axis=1) * (1 + 1e-9) + 1e-6, self.grid.most)
+        most: NDArray[np.int64] = steps.astype(int)
         most[most < self.grid.least] = 0
         return most
+
+    def _lines_of(self, resources: tuple[str, ...]) -> _Lines:
+        """Those of some resources; budgets name the same ones each time."""
+        if (found := self._asked.get(resources)) is None:
+            lines = self._lines
+            known = [lines.resources.index(r) for r in resources]
+            columns = (c[:, known] for c in (lines.least, lines.base, lines.pace, lines.free))
+            found = self._asked[resources] = _Lines(resources, *columns, lines.gain)
+        return found
+
+    @cached_property
+    def _asked(self) -> dict[tuple[str, ...], _Lines]:
+        return {}
 
     def _farthest(self, i: int, reach: int, budgets: Mapping[str, float]) -> Knobs | None:
         return farthest(self.forecast, self.settings[i], reach, budgets)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 
 from fedbudget.control.controller import Controller, ControlState
-from fedbudget.control.frontier import Choice, Forecast, Frontier, Grid, Progress, within
+from fedbudget.control.frontier import Forecast, Frontier, Grid, Progress, within
 from fedbudget.errors import UserError
 from fedbudget.resources.budget import of_client
 from fedbudget.resources.costs import Costs
@@ -75,15 +75,15 @@ def planner(
     `classes` has the budgets of each device class; client i is of class i modulo their number.
     Measured budgets are met by the forecast until a client has told what it measures; then by that.
     """
-    frontier = Frontier(forecast, grid, progress)
+    frontier = Frontier(lru_cache(maxsize=2**14)(forecast), grid, progress)
     plan = Planner(frontier, classes, accounting)
     for limits in classes:
-        frontier.best(limits)
+        frontier.knobs(limits)
     return Controller(_init, partial(_knobs, plan), partial(_update, plan))
 
 
 def _init() -> ControlState:
-    return {"factors": {}, "chosen": {}}
+    return {"factors": {}, "chosen": {}, "largest": {}}
 
 
 def _knobs(plan: Planner, state: ControlState, client: int) -> Knobs:
@@ -95,14 +95,21 @@ def _knobs(plan: Planner, state: ControlState, client: int) -> Knobs:
 
 def _factors(plan: Planner, state: ControlState, client: int) -> Mapping[str, float]:
     """Measured over forecast; of a client that has not measured yet, the largest that others have."""
-    known: Mapping[str, Mapping[str, float]] = state["factors"]
-    own = known.get(str(client), {})
-    if plan.accounting != "measured" or str(client) in state["chosen"]:
-        return own
-    largest: dict[str, float] = {}
-    for other in known.values():
-        largest |= {r: max(f, largest.get(r, f)) for r, f in other.items()}
-    return largest
+    unseen = plan.accounting == "measured" and str(client) not in state["chosen"]
+    found: Mapping[str, float] = (
+        state.get("largest", {}) if unseen else state["factors"].get(str(client), {})
+    )
+    return found
+
+
+def _largest(factors: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Of each resource, over all clients."""
+    found: dict[str, float] = {}
+    for own in factors.values():
+        for resource, factor in own.items():
+            if factor > found.get(resource, 0.0):
+                found[resource] = factor
+    return found
 
 
 @lru_cache(maxsize=4096)
@@ -113,17 +120,19 @@ def _decided(plan: Planner, kept: Knobs | None, *limits: tuple[str, float]) -> K
         if within(frontier.forecast(kept), budgets):
             enough = BETTER * frontier.progress(kept)
             # a search takes ten times as long as knowing that it cannot find enough
-            if frontier.hope(budgets) < enough or _best(plan, *limits).progress < enough:
+            if frontier.hope(budgets) < enough:
                 return kept
-    return _best(plan, *limits).knobs
+            best = _best(plan, *limits)
+            return kept if frontier.progress(best) < enough else best
+    return _best(plan, *limits)
 
 
 @lru_cache(maxsize=4096)
-def _best(plan: Planner, *limits: tuple[str, float]) -> Choice:
+def _best(plan: Planner, *limits: tuple[str, float]) -> Knobs:
     """Clients with the same budgets and factors share one search."""
     budgets = dict(limits)
     try:
-        return plan.frontier.best(budgets)
+        return plan.frontier.knobs(budgets)
     except UserError:
         if plan.accounting != "measured":
             raise
@@ -131,17 +140,14 @@ def _best(plan: Planner, *limits: tuple[str, float]) -> Choice:
         return _least(plan.frontier, budgets)
 
 
-def _least(frontier: Frontier, budgets: Mapping[str, float]) -> Choice:
+def _least(frontier: Frontier, budgets: Mapping[str, float]) -> Knobs:
     """The setting that is least over the budgets."""
 
     def over(knobs: Knobs) -> float:
         usage = frontier.forecast(knobs)
         return max(usage[r] / b for r, b in budgets.items())
 
-    knobs = min(frontier.settings, key=over)
-    usage = frontier.forecast(knobs)
-    binding = max(budgets, key=lambda r: usage[r] / budgets[r])
-    return Choice(knobs, usage, frontier.progress(knobs), binding)
+    return min(frontier.settings, key=over)
 
 
 def _update(plan: Planner, state: ControlState, replies: Sequence[Reply]) -> ControlState:
@@ -163,4 +169,5 @@ def _update(plan: Planner, state: ControlState, replies: Sequence[Reply]) -> Con
         if known:
             factors[str(reply.client)] = known
         chosen[str(reply.client)] = dict(vars(knobs))
-    return {"factors": factors, "chosen": chosen}
+    largest = _largest(factors) if plan.accounting == "measured" else {}
+    return {"factors": factors, "chosen": chosen, "largest": largest}

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 
@@ -35,9 +35,13 @@ class Costs:
     def forecast(self, knobs: Knobs) -> dict[str, float]:
         """Counted usage to expect: bytes are those of a frame with these knobs, all layers down."""
         up = frame_bytes(self.layout, knobs, self.vectors)
+        return counted.usage(self.shape, self.device, knobs, up, self._whole_bytes)
+
+    @cached_property
+    def _whole_bytes(self) -> int:
+        """Of a frame with all layers, down."""
         whole = Knobs(self.layout.depth, 0, 0, codec=self.down_codec or self.layout.raw)
-        down = frame_bytes(self.layout, whole, self.vectors)
-        return counted.usage(self.shape, self.device, knobs, up, down)
+        return frame_bytes(self.layout, whole, self.vectors)
 
     def paper(self, knobs: Knobs) -> dict[str, float]:
         assert self.sizes is not None
