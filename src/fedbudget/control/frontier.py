@@ -237,8 +237,13 @@ class Frontier:
         if (found := self._asked.get(resources)) is None:
             lines = self._lines
             known = [lines.resources.index(r) for r in resources]
-            columns = (c[:, known] for c in (lines.least, lines.base, lines.pace, lines.free))
-            found = self._asked[resources] = _Lines(resources, *columns, lines.gain)
+            found = self._asked[resources] = lines._replace(
+                resources=resources,
+                least=lines.least[:, known],
+                base=lines.base[:, known],
+                pace=lines.pace[:, known],
+                free=lines.free[:, known],
+            )
         return found
 
     @cached_property

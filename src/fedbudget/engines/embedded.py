@@ -37,6 +37,7 @@ from fedbudget.engines.engine import (
     validation_batches,
 )
 from fedbudget.engines.mail import Box
+from fedbudget.engines.pages import large_pages
 from fedbudget.engines.queue import AHEAD, Queue
 from fedbudget.engines.states import States
 from fedbudget.errors import UserError
@@ -131,7 +132,7 @@ class Workers(Agents):
         arguments = (there, down, up, self.plan, number)
         process = context.Process(target=_work, args=arguments, daemon=True)
         try:
-            with _signals_wait():
+            with _signals_wait(), large_pages():
                 process.start()
         except (PicklingError, AttributeError, TypeError) as error:
             raise UserError(

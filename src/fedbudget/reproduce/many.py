@@ -16,6 +16,7 @@ import torch
 from fedbudget.build import build
 from fedbudget.config import Config, load, to_toml
 from fedbudget.engines.choose import choose
+from fedbudget.engines.pages import large_pages
 from fedbudget.errors import UserError
 from fedbudget.runner import Stop, execute, facts
 from fedbudget.runs import RunFolder
@@ -41,7 +42,8 @@ def train_all(
         else:
             done(place)
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, context, _leave_with, (os.getpid(),)) as pool:
+    pool = ProcessPoolExecutor(processes, context, _leave_with, (os.getpid(),))
+    with large_pages(), pool:
         jobs = {pool.submit(train, place, config): place for place, config in waiting.items()}
         try:
             for job in as_completed(jobs):

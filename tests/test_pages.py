@@ -1,0 +1,43 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedbudget.engines.pages import SETTING, large_pages
+
+POLICY = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+LARGE_KB = """
+held = [b"x" * 2**23 for _ in range(8)]
+rollup = open("/proc/self/smaps_rollup").read()
+print(rollup.split("AnonHugePages:")[1].split()[0])
+"""
+
+
+def large_kb() -> int:
+    done = subprocess.run([sys.executable, "-c", LARGE_KB], capture_output=True, check=True)
+    return int(done.stdout)
+
+
+@pytest.mark.skipif(
+    not POLICY.exists()
+    or "[madvise]" not in POLICY.read_text()
+    or "glibc" not in os.confstr("CS_GNU_LIBC_VERSION"),
+    reason="this kernel gives large pages to all or to none",
+)
+def test_a_process_started_with_them_holds_its_arrays_in_large_pages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(SETTING, raising=False)
+    before = large_kb()
+    with large_pages():
+        assert large_kb() > before + 32_000
+    assert SETTING not in os.environ
+
+
+def test_a_users_own_setting_of_glibc_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SETTING, "glibc.malloc.check=0")
+    with large_pages():
+        assert os.environ[SETTING] == "glibc.malloc.check=0"
+    assert os.environ[SETTING] == "glibc.malloc.check=0"
