@@ -15,7 +15,15 @@ from hypothesis import strategies as st
 
 from conftest import blobs, softmax_plan, text_plan
 from fedbudget import rounds
-from fedbudget.aggregation import Accumulator, Robust, Screen, Screening, Update, trimmed
+from fedbudget.aggregation import (
+    Accumulator,
+    Robust,
+    Screen,
+    Screening,
+    Update,
+    _median,
+    trimmed,
+)
 from fedbudget.codecs import frame
 from fedbudget.control.controller import fixed
 from fedbudget.data.examples import Parts
@@ -141,6 +149,18 @@ def test_clipping_shortens_to_what_is_allowed():
     used, refused = screened([1.0, 1.0, 1.0, 1.0, 1.0, 500.0], Screening("clip", 10.0))
     assert not refused
     assert used[-1].vectors[0].max() == pytest.approx(10.0)
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=12))
+def test_the_median_is_that_of_all_sizes_but_zeros(sizes):
+    screen = Screen(Screening(), False)
+    for client, size in enumerate(sizes):
+        screen.offer(update(client, size))
+    held_against = [float(np.float32(size)) for size in sizes if np.float32(size) > 1e-18]
+    if len(held_against) == sum(size > 0 for size in sizes) > 0:
+        known = screen.known[0]
+        assert known == sorted(known)
+        assert _median(known) == pytest.approx(np.median(held_against), rel=1e-5)
 
 
 def test_zeros_are_not_what_others_are_held_against():

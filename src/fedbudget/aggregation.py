@@ -9,10 +9,10 @@ over those who trained it, p_i their weights over the sum of these.
 """
 
 import math
+from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from statistics import median
 from typing import NamedTuple, Protocol
 
 import torch
@@ -69,8 +69,10 @@ class Screen:
     weights: bool
     """whether the weights are the clients' own claims"""
     held: list[tuple[Update, Size]] = field(default_factory=list)
-    sizes: list[Size] = field(default_factory=list)
-    """of each update so far"""
+    seen: int = 0
+    """updates so far"""
+    known: tuple[list[float], ...] = field(default_factory=lambda: tuple([] for _ in Size._fields))
+    """their sizes but for zeros, each sorted: a median must not take longer the larger the cohort"""
     refused: dict[int, str] = field(default_factory=dict)
     """client -> why"""
 
@@ -79,13 +81,16 @@ class Screen:
         if self.how.action == "off":
             return [update]
         size = self._size(update)
-        self.sizes.append(size)
+        self.seen += 1
+        for known, own in zip(self.known, size, strict=True):
+            if own > 0:
+                insort(known, own)
         self.held.append((update, size))
-        return self._release() if len(self.sizes) >= WINDOW else []
+        return self._release() if self.seen >= WINDOW else []
 
     def rest(self) -> list[Update]:
         """What is left when the cohort is known: clipped or refused where it is out of line."""
-        if len(self.sizes) < FEWEST:
+        if self.seen < FEWEST:
             ready, self.held = [update for update, _ in self.held], []
             return ready
         ready = self._release()
@@ -123,8 +128,8 @@ class Screen:
 
     def _times(self, own: Size) -> Size:
         """Each size over the cohort's median; 0 where there is nothing to compare with."""
-        known = zip(own, *self.sizes, strict=True)
-        return Size(*(_over_median(x, others) for x, *others in known))
+        pairs = zip(own, self.known, strict=True)
+        return Size(*(size / _median(known) if known else 0.0 for size, known in pairs))
 
     def _size(self, update: Update) -> Size:
         """All vectors together: one of them may be next to nothing in honest updates."""
@@ -134,9 +139,10 @@ class Screen:
         return Size(math.sqrt(squares / numbers), claim, update.work)
 
 
-def _over_median(value: float, known: Sequence[float]) -> float:
-    others = [x for x in known if x > 0]
-    return value / median(others) if others else 0.0
+def _median(known: Sequence[float]) -> float:
+    """Of sorted numbers."""
+    middle = len(known) // 2
+    return known[middle] if len(known) % 2 else (known[middle - 1] + known[middle]) / 2
 
 
 class Aggregate(Protocol):

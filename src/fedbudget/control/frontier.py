@@ -27,6 +27,8 @@ Forecast = Callable[[Knobs], Mapping[str, float]]
 """what a round with these knobs will use; no resource falls with steps"""
 SLACK = 1e-9
 """relative room for rounding when a usage is compared with its budget"""
+AT_ONCE = 1e280
+"""steps a unit of a resource that does not rise with them"""
 THRIFT = 0.02
 """progress that is not worth more uplink: 3 bits in place of 2 brought nothing (docs/results)"""
 
@@ -73,17 +75,17 @@ class Choice(NamedTuple):
 
 
 class _Lines(NamedTuple):
-    """Usage over steps as straight lines: each (settings, resources)."""
+    """Usage over steps as straight lines, (resources, settings): (budget - base) pace steps are allowed.
+
+    Where usage is no rising line, it allows any steps if it allows the least: `pace` has no end, and
+    `base` is just below the usage of the least.
+    """
 
     resources: tuple[str, ...]
-    least: NDArray[np.float64]
-    """usage of the least steps"""
     base: NDArray[np.float64]
     """usage of no steps"""
     pace: NDArray[np.float64]
-    """steps a unit of the resource; 0 where it is no rising line"""
-    free: NDArray[np.float64]
-    """infinite there, else 0: such a resource does not bound the steps"""
+    """steps a unit of the resource"""
     gain: NDArray[np.float64]
     """progress of one step, (settings,)"""
 
@@ -158,12 +160,19 @@ class Frontier:
         return found
 
     def best(self, budgets: Mapping[str, float]) -> Choice:
-        return self._choice(self.knobs(budgets), budgets)
+        knobs = self.knobs(budgets)
+        assert knobs is not None
+        return self._choice(knobs, budgets)
 
-    def knobs(self, budgets: Mapping[str, float]) -> Knobs:
-        """The most progress, in the code with the least uplink that brings almost as much."""
+    def knobs(self, budgets: Mapping[str, float], enough: float = 0.0) -> Knobs | None:
+        """The most progress, in the code with the least uplink that brings almost as much.
+
+        None where nothing can bring `enough`; knobs that bring less may still be found.
+        """
         reach = self._reach(budgets)
         hopes = reach * self._lines.gain
+        if hopes.max() < enough:  # a search takes longer than knowing that
+            return None
         known: dict[int, Knobs | None] = {}
         while (i := int(hopes.argmax())) not in known:  # a hope is no less than the truth
             if hopes[i] == 0:
@@ -181,10 +190,6 @@ class Frontier:
                 if other and self.progress(other) >= enough:
                     alike.append(other)
         return min(alike, key=lambda knobs: self.forecast(knobs).get("communication", 0.0))
-
-    def hope(self, budgets: Mapping[str, float]) -> float:
-        """No setting within the budgets makes more progress than this."""
-        return float((self._reach(budgets) * self._lines.gain).max())
 
     def all(self, budgets: Mapping[str, float]) -> list[Choice]:
         best = self.best(budgets)
@@ -208,14 +213,9 @@ class Frontier:
         straight = np.isclose(seen, seen[0] + slope * steps, rtol=1e-9, atol=0).all(axis=0)
         rises = straight & (slope > 0)
         gain = [self.progress(replace(start, steps=1)) for start in self.settings]
-        return _Lines(
-            resources,
-            seen[0],
-            seen[0] - slope * low,
-            np.divide(1, slope, out=np.zeros_like(slope), where=rises),
-            np.where(rises, 0.0, math.inf),
-            np.array(gain),
-        )
+        base = np.where(rises, seen[0] - slope * low, np.nextafter(seen[0], -math.inf))
+        pace = np.divide(1, slope, out=np.full_like(slope, AT_ONCE), where=rises)
+        return _Lines(resources, base.T.copy(), pace.T.copy(), np.array(gain))
 
     def _reach(self, budgets: Mapping[str, float]) -> NDArray[np.int64]:
         """The steps that no straight resource forbids, for each setting; 0 where even `least` are."""
@@ -223,14 +223,13 @@ class Frontier:
         if not budgets:
             return np.full(len(self.settings), self.grid.most)
         lines = self._lines_of(tuple(budgets))
-        limits = np.array(list(budgets.values())) * (1 + SLACK)
-        far = (limits - lines.base) * lines.pace + lines.free
-        far[limits < lines.least] = 0.0
+        limits = np.array([[b] for b in budgets.values()]) * (1 + SLACK)
+        steps = ((limits - lines.base) * lines.pace).min(axis=0)
         # a little more than the division says: the forecast decides about the last step
-        steps = np.minimum(far.min(axis=1) * (1 + 1e-9) + 1e-6, self.grid.most)
-        most: NDArray[np.int64] = steps.astype(int)
-        most[most < self.grid.least] = 0
-        return most
+        steps = np.minimum(steps * (1 + 1e-9) + 1e-6, self.grid.most)
+        steps[steps < self.grid.least] = 0
+        found: NDArray[np.int64] = steps.astype(int)
+        return found
 
     def _lines_of(self, resources: tuple[str, ...]) -> _Lines:
         """Those of some resources; budgets name the same ones each time."""
@@ -239,10 +238,8 @@ class Frontier:
             known = [lines.resources.index(r) for r in resources]
             found = self._asked[resources] = lines._replace(
                 resources=resources,
-                least=lines.least[:, known],
-                base=lines.base[:, known],
-                pace=lines.pace[:, known],
-                free=lines.free[:, known],
+                base=lines.base[known],
+                pace=lines.pace[known],
             )
         return found
 

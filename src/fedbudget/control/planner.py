@@ -114,30 +114,26 @@ def _largest(factors: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 @lru_cache(maxsize=4096)
 def _decided(plan: Planner, kept: Knobs | None, *limits: tuple[str, float]) -> Knobs:
-    """Asked for twice a round: before it, and when what came of it is compared with the forecast."""
-    if kept is not None:
-        frontier, budgets = plan.frontier, dict(limits)
-        if within(frontier.forecast(kept), budgets):
-            enough = BETTER * frontier.progress(kept)
-            # a search takes ten times as long as knowing that it cannot find enough
-            if frontier.hope(budgets) < enough:
-                return kept
-            best = _best(plan, *limits)
-            return kept if frontier.progress(best) < enough else best
-    return _best(plan, *limits)
+    """Asked for twice a round: before it, and when what came of it is compared with the forecast.
 
-
-@lru_cache(maxsize=4096)
-def _best(plan: Planner, *limits: tuple[str, float]) -> Knobs:
-    """Clients with the same budgets and factors share one search."""
-    budgets = dict(limits)
+    Clients with the same budgets, factors and knobs share one search.
+    """
+    frontier, budgets = plan.frontier, dict(limits)
+    if kept is None or not within(frontier.forecast(kept), budgets):
+        kept, enough = None, 0.0
+    else:
+        enough = BETTER * frontier.progress(kept)
     try:
-        return plan.frontier.knobs(budgets)
+        best = frontier.knobs(budgets, enough)
     except UserError:
         if plan.accounting != "measured":
             raise
         # a machine with other work to do may be slower than any knobs can make up for: the least
-        return _least(plan.frontier, budgets)
+        return _least(frontier, budgets)
+    if kept is not None and (best is None or frontier.progress(best) < enough):
+        return kept
+    assert best is not None
+    return best
 
 
 def _least(frontier: Frontier, budgets: Mapping[str, float]) -> Knobs:
