@@ -12,7 +12,7 @@ tells how far each could go; the forecast itself then decides, for the few that 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from itertools import product
 from typing import NamedTuple
 
@@ -136,7 +136,7 @@ def affordable(
     return Frontier(forecast, grid, progress).all(budgets)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)  # hashed by identity: it is the key of a cache
 class Frontier:
     forecast: Forecast
     grid: Grid
@@ -158,6 +158,10 @@ class Frontier:
         for i, start in enumerate(self.settings):
             found.setdefault((start.layers, start.batch), []).append(i)
         return found
+
+    def usage(self, knobs: Knobs) -> Mapping[str, float]:
+        """As the forecast says; what was asked for lately is not counted again."""
+        return _usage(self, knobs)
 
     def best(self, budgets: Mapping[str, float]) -> Choice:
         knobs = self.knobs(budgets)
@@ -189,7 +193,7 @@ class Frontier:
                 other = known[i] if i in known else self._farthest(i, int(reach[i]), budgets)
                 if other and self.progress(other) >= enough:
                     alike.append(other)
-        return min(alike, key=lambda knobs: self.forecast(knobs).get("communication", 0.0))
+        return min(alike, key=lambda knobs: self.usage(knobs).get("communication", 0.0))
 
     def all(self, budgets: Mapping[str, float]) -> list[Choice]:
         best = self.best(budgets)
@@ -199,7 +203,7 @@ class Frontier:
         return [best, *sorted(others, key=lambda c: -c.progress)]
 
     def why_not(self, budgets: Mapping[str, float]) -> str:
-        return why_not(self.forecast, self.settings, budgets)
+        return why_not(self.usage, self.settings, budgets)
 
     @cached_property
     def _lines(self) -> _Lines:
@@ -248,10 +252,10 @@ class Frontier:
         return {}
 
     def _farthest(self, i: int, reach: int, budgets: Mapping[str, float]) -> Knobs | None:
-        return farthest(self.forecast, self.settings[i], reach, budgets)
+        return farthest(self.usage, self.settings[i], reach, budgets)
 
     def _choice(self, knobs: Knobs, budgets: Mapping[str, float]) -> Choice:
-        usage = self.forecast(knobs)
+        usage = self.usage(knobs)
         return Choice(knobs, usage, self.progress(knobs), self._binding(knobs, usage, budgets))
 
     def _binding(
@@ -259,8 +263,13 @@ class Frontier:
     ) -> str:
         """The resource that one more step would break; else the one nearest to its limit."""
         if knobs.steps < self.grid.most:
-            more = self.forecast(replace(knobs, steps=knobs.steps + 1))
+            more = self.usage(replace(knobs, steps=knobs.steps + 1))
             broken = [r for r, b in budgets.items() if more[r] > b * (1 + SLACK)]
             if broken:
                 return max(broken, key=lambda r: more[r] / budgets[r])
         return max(budgets, key=lambda r: usage[r] / budgets[r])
+
+
+@lru_cache(maxsize=2**14)
+def _usage(frontier: Frontier, knobs: Knobs) -> Mapping[str, float]:
+    return frontier.forecast(knobs)

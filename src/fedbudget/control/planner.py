@@ -75,7 +75,7 @@ def planner(
     `classes` has the budgets of each device class; client i is of class i modulo their number.
     Measured budgets are met by the forecast until a client has told what it measures; then by that.
     """
-    frontier = Frontier(lru_cache(maxsize=2**14)(forecast), grid, progress)
+    frontier = Frontier(forecast, grid, progress)
     plan = Planner(frontier, classes, accounting)
     for limits in classes:
         frontier.knobs(limits)
@@ -119,7 +119,7 @@ def _decided(plan: Planner, kept: Knobs | None, *limits: tuple[str, float]) -> K
     Clients with the same budgets, factors and knobs share one search.
     """
     frontier, budgets = plan.frontier, dict(limits)
-    if kept is None or not within(frontier.forecast(kept), budgets):
+    if kept is None or not within(frontier.usage(kept), budgets):
         kept, enough = None, 0.0
     else:
         enough = BETTER * frontier.progress(kept)
@@ -140,7 +140,7 @@ def _least(frontier: Frontier, budgets: Mapping[str, float]) -> Knobs:
     """The setting that is least over the budgets."""
 
     def over(knobs: Knobs) -> float:
-        usage = frontier.forecast(knobs)
+        usage = frontier.usage(knobs)
         return max(usage[r] / b for r, b in budgets.items())
 
     return min(frontier.settings, key=over)
@@ -152,7 +152,7 @@ def _update(plan: Planner, state: ControlState, replies: Sequence[Reply]) -> Con
     chosen = dict(state["chosen"])
     for reply in replies:
         knobs = _knobs(plan, state, reply.client)
-        expected = plan.frontier.forecast(knobs)
+        expected = plan.frontier.usage(knobs)
         known = dict(factors.get(str(reply.client), {}))
         for resource, used in reply.usage.get(plan.accounting, {}).items():
             if resource in plan.budgets_of(reply.client) and expected[resource] > 0:
