@@ -1,6 +1,7 @@
 """Units, budgets, counted usage and the planner."""
 
 import math
+import pickle
 from dataclasses import replace
 from functools import partial
 
@@ -246,6 +247,14 @@ def test_small_changes_do_not_move_the_knobs(gpt):
         noise = 1 - 0.02 * rng.random()
         state = control.update(state, [reply(0, {"energy": noise * gpt.forecast(knobs)["energy"]})])
     assert len(seen) == 1
+
+
+def test_the_planner_goes_to_worker_processes_whatever_it_remembers(gpt):
+    budgets = {"energy": gpt.forecast(Knobs(1, 100, 4, codec="eden4"))["energy"]}
+    control = planner(gpt.forecast, GRID, progress(gpt), [budgets])
+    first = control.knobs(control.init(), 0)
+    copy = pickle.loads(pickle.dumps(control))
+    assert copy.knobs(copy.init(), 0) == first
 
 
 def test_device_classes_keep_within_budgets_of_their_own(gpt):
