@@ -75,7 +75,7 @@ def large_cohort(count: int) -> dict[str, float]:
     from fedbudget.data.examples import Arrays, Parts
     from fedbudget.engines.choose import choose
     from fedbudget.plan import Plan
-    from fedbudget.resources.meters import CLEAR, give_back
+    from fedbudget.resources.meters import begin_anew, give_back
     from fedbudget.rounds import first_state, one_round
     from fedbudget.task import classify
     from fedbudget.types import Knobs
@@ -112,7 +112,7 @@ def large_cohort(count: int) -> dict[str, float]:
     layout = plan.build_model().layout
     state = first_state(plan)
     with choose(plan) as engine:
-        CLEAR.write_bytes(b"5")
+        begin_anew()
         for number in range(1, 4):
             _, state = one_round(plan, engine, layout, state, number)
         return {"above_mb": memory_mb("VmHWM") - baseline, "model_mb": 4e-6 * layout.size}

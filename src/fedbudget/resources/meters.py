@@ -14,6 +14,7 @@ temperature from the ones that psutil reads too: zeus and codecarbon would add p
 """
 
 import ctypes
+import os
 import re
 import time
 from collections.abc import Mapping
@@ -79,7 +80,7 @@ class Sensors:
         if self.baseline is not None:
             if self.last_s > WORTH_S and (work is None or work != self.last):
                 give_back()
-            CLEAR.write_bytes(b"5")  # the peak begins anew
+            begin_anew()
         self.last = work
         counters = tuple(map(_number, (zone.path for zone in self.zones)))
         return Start(time.perf_counter(), time.process_time(), counters)
@@ -141,8 +142,19 @@ def estimated(read: Mapping[str, float], device: Device) -> dict[str, float]:
 
 def held() -> dict[str, int]:
     """Resident bytes of the process: now (RSS), and the most since the peak began anew (HWM)."""
-    found = _HELD.findall(STATUS.read_bytes())
+    found = _HELD.findall(os.pread(_opened(os.getpid(), STATUS, os.O_RDONLY), 1 << 14, 0))
     return {name.decode(): 1024 * int(kilobytes) for name, kilobytes in found}
+
+
+def begin_anew() -> None:
+    """The peak of what is held: from now on."""
+    os.write(_opened(os.getpid(), CLEAR, os.O_WRONLY), b"5")
+
+
+@lru_cache(maxsize=2)
+def _opened(process: int, path: Path, how: int) -> int:
+    """A file of the kernel about this process, open for good: to open it takes longer than to read it."""
+    return os.open(path, how)
 
 
 def give_back() -> None:
@@ -164,7 +176,7 @@ def _libc() -> Any:
 def _baseline() -> int | None:
     try:
         give_back()
-        CLEAR.write_bytes(b"5")
+        begin_anew()
         now = held()
     except OSError:
         return None
