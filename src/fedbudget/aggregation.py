@@ -134,7 +134,7 @@ class Screen:
     def _size(self, update: Update) -> Size:
         """All vectors together: one of them may be next to nothing in honest updates."""
         squares = math.fsum(torch.dot(v, v).item() for v in update.vectors)
-        numbers = sum(len(v) for v in update.vectors)
+        numbers = sum(v.numel() for v in update.vectors)
         claim = update.weight if self.weights else 0.0
         return Size(math.sqrt(squares / numbers), claim, update.work)
 

@@ -76,7 +76,9 @@ def pack(
     """One or more vectors of equal length over some layer groups, or all, encoded."""
     encode = codecs.named(codec).encode
     first, last = groups or (0, layout.depth)
-    header = Header(*(run, round, client, seed, codec, first, last, len(vectors[0]), layout.digest))
+    header = Header(
+        *(run, round, client, seed, codec, first, last, vectors[0].numel(), layout.digest)
+    )
     return Packed(header, tuple(encode(v, (seed + i) % 2**64) for i, v in enumerate(vectors)))
 
 
