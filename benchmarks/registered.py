@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from measure import in_turn, ratio, show, table
@@ -28,6 +27,7 @@ def many_clients(count: int) -> dict[str, float]:
     from torch import nn
 
     import fedbudget as fb
+    from fedbudget.resources.meters import held
 
     x = torch.randn(4 * count, 16, generator=torch.Generator().manual_seed(0))
     y = (x.sum(1) > 0).long()
@@ -47,7 +47,7 @@ def many_clients(count: int) -> dict[str, float]:
         on_round=lambda record: ends.append(time.process_time()),
     )
     rounds = [after - before for before, after in pairwise(ends)]
-    return {"round_s": statistics.median(rounds), "peak_mb": memory_mb("VmHWM")}
+    return {"round_s": statistics.median(rounds), "peak_mb": 1e-6 * held()["HWM"]}
 
 
 def one_peak() -> None:
@@ -56,12 +56,6 @@ def one_peak() -> None:
     from fedbudget.resources.meters import Sensors
 
     engine.sensors = lambda cpu: Sensors(None)
-
-
-def memory_mb(field: str) -> float:
-    """VmRSS: now; VmHWM: at most. `ru_maxrss` would be the parent's, where that was larger."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.split(f"{field}:")[1].split()[0]) * 1024 / 1e6
 
 
 def large_cohort(count: int) -> dict[str, float]:
@@ -75,7 +69,7 @@ def large_cohort(count: int) -> dict[str, float]:
     from fedbudget.data.examples import Arrays, Parts
     from fedbudget.engines.choose import choose
     from fedbudget.plan import Plan
-    from fedbudget.resources.meters import begin_anew, give_back
+    from fedbudget.resources.meters import begin_anew, give_back, held
     from fedbudget.rounds import first_state, one_round
     from fedbudget.task import classify
     from fedbudget.types import Knobs
@@ -108,14 +102,14 @@ def large_cohort(count: int) -> dict[str, float]:
         recipe=Recipe("sgd"),
     )
     give_back()
-    baseline = memory_mb("VmRSS")
+    baseline = held()["RSS"]
     layout = plan.build_model().layout
     state = first_state(plan)
     with choose(plan) as engine:
         begin_anew()
         for number in range(1, 4):
             _, state = one_round(plan, engine, layout, state, number)
-        return {"above_mb": memory_mb("VmHWM") - baseline, "model_mb": 4e-6 * layout.size}
+        return {"above_mb": 1e-6 * (held()["HWM"] - baseline), "model_mb": 4e-6 * layout.size}
 
 
 def apart(case: str, count: int) -> dict[str, float]:

@@ -1,11 +1,14 @@
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from fedbudget.engines.pages import SETTING, large_pages
+from conftest import softmax_plan
+from fedbudget.engines.embedded import Workers
+from fedbudget.engines.pages import SETTING, TUNABLES, large_pages
 
 POLICY = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 LARGE_KB = """
@@ -23,8 +26,8 @@ def large_kb() -> int:
 @pytest.mark.skipif(
     not POLICY.exists()
     or "[madvise]" not in POLICY.read_text()
-    or "glibc" not in os.confstr("CS_GNU_LIBC_VERSION"),
-    reason="this kernel gives large pages to all or to none",
+    or platform.libc_ver()[0] != "glibc",
+    reason="without glibc, or large pages are given to all or to none",
 )
 def test_a_process_started_with_them_holds_its_arrays_in_large_pages(
     monkeypatch: pytest.MonkeyPatch,
@@ -34,6 +37,15 @@ def test_a_process_started_with_them_holds_its_arrays_in_large_pages(
     with large_pages():
         assert large_kb() > before + 32_000
     assert SETTING not in os.environ
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="Linux tells, others do not")
+def test_worker_processes_are_started_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SETTING, raising=False)
+    with Workers(softmax_plan(), 1) as engine:
+        told = Path(f"/proc/{engine.workers[0].process.pid}/environ").read_bytes()
+    # glibc ends each part with a zero when it has read it
+    assert f"{SETTING}={TUNABLES}".encode() in told.replace(b"\0", b":")
 
 
 def test_a_users_own_setting_of_glibc_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -226,30 +226,14 @@ class Frontier:
         budgets = {r: b for r, b in budgets.items() if b < math.inf}
         if not budgets:
             return np.full(len(self.settings), self.grid.most)
-        lines = self._lines_of(tuple(budgets))
+        base, pace = _rows(self, tuple(budgets))
         limits = np.array([[b] for b in budgets.values()]) * (1 + SLACK)
-        steps = ((limits - lines.base) * lines.pace).min(axis=0)
+        steps = ((limits - base) * pace).min(axis=0)
         # a little more than the division says: the forecast decides about the last step
         steps = np.minimum(steps * (1 + 1e-9) + 1e-6, self.grid.most)
         steps[steps < self.grid.least] = 0
         found: NDArray[np.int64] = steps.astype(int)
         return found
-
-    def _lines_of(self, resources: tuple[str, ...]) -> _Lines:
-        """Those of some resources; budgets name the same ones each time."""
-        if (found := self._asked.get(resources)) is None:
-            lines = self._lines
-            known = [lines.resources.index(r) for r in resources]
-            found = self._asked[resources] = lines._replace(
-                resources=resources,
-                base=lines.base[known],
-                pace=lines.pace[known],
-            )
-        return found
-
-    @cached_property
-    def _asked(self) -> dict[tuple[str, ...], _Lines]:
-        return {}
 
     def _farthest(self, i: int, reach: int, budgets: Mapping[str, float]) -> Knobs | None:
         return farthest(self.usage, self.settings[i], reach, budgets)
@@ -268,6 +252,16 @@ class Frontier:
             if broken:
                 return max(broken, key=lambda r: more[r] / budgets[r])
         return max(budgets, key=lambda r: usage[r] / budgets[r])
+
+
+@lru_cache(maxsize=64)
+def _rows(
+    frontier: Frontier, resources: tuple[str, ...]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Base and pace of some resources; budgets name the same ones each time."""
+    lines = frontier._lines
+    known = [lines.resources.index(r) for r in resources]
+    return lines.base[known], lines.pace[known]
 
 
 @lru_cache(maxsize=2**14)

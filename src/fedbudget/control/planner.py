@@ -95,11 +95,10 @@ def _knobs(plan: Planner, state: ControlState, client: int) -> Knobs:
 
 def _factors(plan: Planner, state: ControlState, client: int) -> Mapping[str, float]:
     """Measured over forecast; of a client that has not measured yet, the largest that others have."""
-    unseen = plan.accounting == "measured" and str(client) not in state["chosen"]
-    found: Mapping[str, float] = (
-        state.get("largest", {}) if unseen else state["factors"].get(str(client), {})
-    )
-    return found
+    known: Mapping[str, Mapping[str, float]] = state["factors"]
+    if plan.accounting != "measured" or str(client) in state["chosen"]:
+        return known.get(str(client), {})
+    return state.get("largest") or _largest(known)  # checkpoints of old have none
 
 
 def _largest(factors: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
