@@ -116,6 +116,51 @@ def test_a_budget_is_kept_from_the_first_round_and_reported():
         fb.train(make_model, clients, controller=fb.planner(), quiet=True)
 
 
+def test_a_measured_budget_is_about_what_clients_measure():
+    """Forecasts are of a Raspberry Pi; only reports can tell what this machine takes."""
+    clients, _ = parts()
+    run = fb.train(
+        make_model,
+        clients,
+        rounds=2,
+        steps=200,
+        batch=16,
+        budget=fb.Budget(time="20 ms", communication="1 kB"),
+        accounting="measured",
+        controller=fb.planner(batches=(4, 16)),
+        quiet=True,
+    )
+    assert set(run.plan.budgets) == {"measured"}
+    used = run.summary["usage"]
+    assert used["measured"]["time"]["budget"] == 0.02
+    assert "budget" not in used["counted"]["time"]
+    assert used["measured"]["communication"]["rounds_over"] == 0
+    first, second = (record.knobs.get("*") or record.knobs["0"] for record in run.records[:2])
+    assert second.steps < first.steps / 2, "a Pi's peak rate was believed over what was measured"
+    with pytest.raises(fb.UserError, match=r"budget\.latency: .*cannot measure it; it can measure"):
+        fb.train(make_model, clients, budget={"latency": 3}, accounting="measured", quiet=True)
+
+
+def test_updates_per_unit_of_work_and_a_cooldown_from_python():
+    clients, validation = parts()
+    kinds = {}
+    for normalise in ("none", "work"):
+        run = fb.train(
+            *(make_model, clients, validation),
+            rounds=4,
+            steps=6,
+            normalise=normalise,
+            round_schedule="cooldown",
+            quiet=True,
+        )
+        assert run.plan.lr_at(4) < run.plan.lr_at(1) == 1e-3
+        kinds[normalise] = run.losses
+    # all do the same work, so that it makes no difference but for rounding
+    assert kinds["none"] == pytest.approx(kinds["work"], rel=1e-4)
+    with pytest.raises(fb.UserError, match="normalise = 'works': it must be 'none' or 'work'"):
+        fb.train(make_model, clients, normalise="works", quiet=True)
+
+
 def fb_seeded(seed):
     from fedbudget import seeds
 

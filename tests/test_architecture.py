@@ -18,7 +18,7 @@ LAYERS = (
     ("engines",),
     ("rounds",),
     ("runs", "epsilon"),
-    ("progress", "panel", "runner", "report", "tables", "config", "choices"),
+    ("progress", "panel", "runner", "report", "result", "tables", "config", "choices"),
     ("build", "api"),
     ("flower", "protocols", "training", "tracking", "dashboard", "bench"),
     ("profile",),

@@ -12,7 +12,7 @@ import torch
 from conftest import blobs, softmax_plan, text_plan
 from fedbudget import rounds
 from fedbudget.algorithms.fedavg import fedavg
-from fedbudget.build import build
+from fedbudget.build import build, prepare
 from fedbudget.client import Recipe
 from fedbudget.config import validate
 from fedbudget.control.controller import fixed
@@ -271,6 +271,20 @@ def test_a_measured_budget_is_what_records_are_held_against(tmp_path):
     assert use["budget"] == 3600
     assert use["rounds_over"] == 0
     assert "budget" not in summarise(told, {}, 1, plan.budgets)["usage"]["counted"]["time"]
+
+
+def test_a_measured_time_has_no_network_in_it_so_neither_has_what_is_expected(tmp_path):
+    budget = {"accounting": "measured", "time": "50%"}
+    ready = prepare(config(tmp_path, budget))
+    (known,) = ready.kinds
+    whole, alone = known.forecast(ready.base), known.expected(ready.base)
+    device = known.device
+    link_s = whole["communication"] / device.up_bytes_per_s
+    link_s += whole["downlink"] / device.down_bytes_per_s
+    assert alone == {**whole, "time": pytest.approx(whole["time"] - link_s)}
+    assert 0 < alone["time"] < whole["time"]
+    assert replace(known, accounting="counted").expected(ready.base) == whole
+    assert ready.limits == [{"time": pytest.approx(alone["time"] / 2)}]
 
 
 def test_a_budget_for_what_nothing_measures_is_refused(tmp_path, monkeypatch):

@@ -273,9 +273,11 @@ def test_a_config_trains_with_it_within_its_budgets(config, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_papers_proxies_are_refused(config, name):
+def test_proxies_and_measured_budgets_are_refused(config, name):
     with pytest.raises(UserError, match=f"{name} keeps counted budgets"):
         load(config, [f"control.controller={name}", "budget.accounting=paper"])
+    with pytest.raises(UserError, match=f"{name} goes by what it counts and does not learn"):
+        load(config, [f"control.controller={name}", "budget.accounting=measured"])
 
 
 SMALL = ("data.source=topics", "data.clients=6", "train.cohort=3", "train.steps=6", "rounds=2")

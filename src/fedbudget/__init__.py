@@ -3,8 +3,9 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedbudget.api import Budget, Run, planner, train
+    from fedbudget.api import Budget, planner, train
     from fedbudget.errors import UserError
+    from fedbudget.result import Run
 
 __version__ = "0.1.0"
 __all__ = ["Budget", "Run", "UserError", "planner", "train"]
@@ -12,10 +13,14 @@ __all__ = ["Budget", "Run", "UserError", "planner", "train"]
 
 def __getattr__(name: str) -> Any:
     # torch takes seconds to import: it waits until something needs it
-    if name in ("Budget", "Run", "planner", "train"):
+    if name in ("Budget", "planner", "train"):
         from fedbudget import api
 
         return getattr(api, name)
+    if name == "Run":
+        from fedbudget.result import Run
+
+        return Run
     if name == "UserError":
         from fedbudget.errors import UserError
 

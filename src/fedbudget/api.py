@@ -1,12 +1,11 @@
-"""The Python API: `train` any module on any data, and the Run it returns."""
+"""The Python API: `train` any module on any data."""
 
 import copy
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 from rich.console import Console
@@ -28,91 +27,18 @@ from fedbudget.data.examples import Arrays, Lazy, as_examples
 from fedbudget.data.partition import check_sizes
 from fedbudget.engines.choose import choose
 from fedbudget.errors import UserError
-from fedbudget.files import write
 from fedbudget.hardware import check_precision, place
 from fedbudget.models.flat import FlatModel
 from fedbudget.plan import Plan
 from fedbudget.progress import Live, watched
 from fedbudget.records import plain
-from fedbudget.report.load import Loaded
-from fedbudget.report.tables import terminal
-from fedbudget.report.write import write_report
 from fedbudget.resources import devices
 from fedbudget.resources.budget import read, resolve
 from fedbudget.resources.costs import Costs, costs
-from fedbudget.summary import summarise
+from fedbudget.resources.meters import check_budgets, sensors
+from fedbudget.result import Run, facts
 from fedbudget.task import classify, custom
 from fedbudget.types import Knobs, RoundRecord
-
-
-def _facts(plan: Plan, engine: str) -> dict[str, Any]:
-    """What a summary says of a run besides its records."""
-    clients = len(plan.clients)
-    return {"name": plan.name, "seed": plan.seed, "clients": clients, "engine": engine}
-
-
-@dataclass(frozen=True)
-class Run:
-    """The result of `train`."""
-
-    model: nn.Module
-    """the trained global model"""
-    records: tuple[RoundRecord, ...]
-    plan: Plan
-    engine: str = "loop"
-    """how clients trained: one by one ("loop") or many at once ("batched")"""
-    own_weights: tuple[Tensor, ...] = ()
-    """each agent's own model as a vector, where there are constraint sets"""
-    figures: Mapping[str, float] = field(default_factory=dict)
-    """of the agents' own models, as they are and put into their sets"""
-    agents: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """some of these figures agent by agent"""
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """The same figures as a run folder's summary.json."""
-        plan = self.plan
-        hidden = plan.recipe.privacy.on  # the agents' own figures have no noise on them
-        about = _facts(plan, self.engine)
-        if self.figures and not hidden:
-            about["personal"] = {**self.figures, "agents": self.agents}
-        records = [r.to_json() for r in self.records]
-        about |= epsilon.facts(plan, records)
-        return summarise(records, about, plan.rounds, plan.budgets)
-
-    @property
-    def losses(self) -> list[float]:
-        """Validation loss after each evaluated round."""
-        scores = [r.validation for r in self.records if r.validation is not None]
-        return [v["loss"] for v in scores if "loss" in v]
-
-    def table(self) -> None:
-        """Print the result."""
-        screen = Console()
-        screen.print(terminal([self._loaded()], screen.width))
-
-    def report(self, path: str | Path) -> None:
-        """Write it as .html, .md, .png, .svg or .pdf."""
-        write_report([self._loaded()], Path(path))
-
-    def personal(self, agent: int) -> nn.Module:
-        """An agent's own model; the global one where there are no constraint sets."""
-        own = copy.deepcopy(self.model)
-        if self.own_weights:
-            flat = FlatModel(copy.deepcopy(self.model), self.plan.layers)
-            own.load_state_dict(flat.state_dict(self.own_weights[agent]))
-        return own
-
-    def _loaded(self) -> Loaded:
-        records = [r.to_json() for r in self.records]
-        return Loaded(Path(self.plan.name), self.summary, records, "")
-
-    def save(self, path: str | Path) -> None:
-        """The model's weights as safetensors."""
-        from safetensors.torch import save
-
-        tensors = {k: v.detach().clone() for k, v in self.model.state_dict().items()}
-        write(Path(path), save(tensors))
 
 
 class Budget(dict[str, str | float]):
@@ -143,7 +69,8 @@ def planner(
 def _planner(
     search: Search, known: Costs, limits: Mapping[str, float], base: Knobs, cohort: int
 ) -> Controller:
-    return control.planner(known.forecast, *search.over(known, base.layers, cohort), [limits])
+    grid, progress = search.over(known, base.layers, cohort)
+    return control.planner(known.expected, grid, progress, [limits], known.accounting)
 
 
 def train(
@@ -165,8 +92,11 @@ def train(
     constraints: Sequence[ConstraintSet] | None = None,
     final_projection: bool = False,
     weighting: Literal["uniform", "examples"] = "uniform",
+    normalise: Literal["none", "work"] = "none",
+    round_schedule: Literal["constant", "cosine", "cooldown"] = "constant",
     seed: int = 0,
     budget: Mapping[str, str | float] | None = None,
+    accounting: Literal["counted", "measured"] = "counted",
     controller: MakeController | None = None,
     codec: str | None = None,
     device: str = "raspberry-pi-5",
@@ -192,8 +122,13 @@ def train(
     constraints: one private set per client (`fedbudget.constraints`); they stay with the clients.
         For `pc_fedavg`, and for `fedavg` or `scaffold` with a `penalty` term.
     final_projection: put each client's own model into its set when the run ends.
+    normalise: "work" averages updates per unit of local work (FedNova), for clients that do not all
+        take as many steps.
+    round_schedule: of the step size over the rounds; "cooldown" falls to nothing at their end.
     budget: limits per client and round, Budget(communication="600 kB", energy="27%") or a dict; a
         percentage is of what the settings above would use.
+    accounting: what the budget is about: work that is counted, or what clocks, kernel and sensors
+        of the machine that trains say, such as Budget(time="20 s", memory="80 MB").
     controller: what turns the knobs to keep the budget: `planner()`, or a function of (costs,
         budgets, base knobs, cohort) that returns a Controller. Without one, usage is reported only.
     codec: how updates travel where no controller decides; None sends them as they are.
@@ -218,7 +153,11 @@ def train(
     size = len(parts) if cohort is None else cohort
     local = recipe or Recipe(optimizer=optimizer)
     _check_numbers(rounds=rounds, steps=steps, batch=batch, workers=workers)
-    _check_choices(optimizer=local.optimizer, weighting=weighting)
+    _check_choice("optimizer", local.optimizer, ("adamw", "sgd"))
+    _check_choice("weighting", weighting, ("uniform", "examples"))
+    _check_choice("normalise", normalise, ("none", "work"))
+    _check_choice("round_schedule", round_schedule, ("constant", "cosine", "cooldown"))
+    _check_choice("accounting", accounting, ("counted", "measured"))
     place(accelerator)
     check_precision(local.precision, accelerator)
     if not (lr > 0 and math.isfinite(lr)):
@@ -257,12 +196,15 @@ def train(
     known: Costs | None = None
     limits: dict[str, float] = {}
     if budget:
+        if accounting == "measured":
+            check_budgets(budget, sensors(accelerator == "cpu"))
         known = costs(
             *(flat, task, parts[0], local.optimizer, devices.named(device)),
             gpt=False,
             vectors=how.vectors,
+            accounting=accounting,
         )
-        plain = known.forecast(replace(base, codec=flat.layout.raw))
+        plain = known.expected(replace(base, codec=flat.layout.raw))
         limits = resolve(read(budget), plain, known.device.ambient_c)
     decide = fixed(base)
     if controller is not None and known is not None:
@@ -281,8 +223,10 @@ def train(
         lr=lr,
         recipe=local,
         meters=(known.meter,) if known else (),
-        budgets={"counted": [limits]} if limits else {},
+        budgets={accounting: [limits]} if limits else {},
         weighting=weighting,
+        normalise=normalise,
+        round_schedule=round_schedule,
         screening=Screening("off") if alone else Screening(),
         layers=prefixes,
         constraints=constraints,
@@ -299,9 +243,12 @@ def train(
         "layers": base.layers,
         "codec": base.codec,
         "weighting": weighting,
+        "normalise": normalise,
+        "round_schedule": round_schedule,
         "seed": seed,
         "device": device,
         "budget": dict(budget or {}),
+        "accounting": accounting,
     }
     if odd := [i for i, c in enumerate(callbacks) if not isinstance(c, Callback)]:
         raise UserError(
@@ -341,11 +288,10 @@ def _check_sets(
             )
 
 
-def _check_choices(optimizer: str, weighting: str) -> None:
-    if optimizer not in ("adamw", "sgd"):
-        raise UserError(f"optimizer = {optimizer!r}: it must be 'adamw' or 'sgd'")
-    if weighting not in ("uniform", "examples"):
-        raise UserError(f"weighting = {weighting!r}: it must be 'uniform' or 'examples'")
+def _check_choice(key: str, given: str, known: Sequence[str]) -> None:
+    if given not in known:
+        *some, last = map(repr, known)
+        raise UserError(f"{key} = {given!r}: it must be {', '.join(some)} or {last}")
 
 
 def _warn(text: str) -> None:
@@ -371,7 +317,7 @@ def _run(
         *(console, plan.name, plan.rounds, plan.budgets), validates=plan.validation is not None
     )
     with closing(safe), live, watched(partial(choose, plan, workers), live) as engine:
-        about = _facts(plan, engine.kind) | {"rounds": plan.rounds, "budgets": plan.budgets}
+        about = facts(plan, engine.kind) | {"rounds": plan.rounds, "budgets": plan.budgets}
         for callback in safe:
             callback.start(plain({**about, "layers": model.layout.titles, "done": 0}), config)
         for record, after in loop.run(plan, engine, model.layout, first, live.on_reply):

@@ -189,7 +189,7 @@ def plan(
         kinds, grid, progress, classes = build_search(load(find_config(config), set_ or []))
     for i, limits in enumerate(classes):
         known = kinds[i % len(kinds)]
-        choices = affordable(known.forecast, grid, progress, limits)
+        choices = affordable(known.expected, grid, progress, limits)
         whose = f"device class {i}" if len(classes) > 1 else "client"
         say(f"budgets per {whose} and round, counted on {known.device.name}: {tell(limits)}")
         console().print(table(choices[:rows], limits))

@@ -96,6 +96,12 @@ class Config(Table):
                 f"{name} keeps counted budgets, so budget.accounting must be counted; the papers' "
                 f"are for {', '.join(paper)}"
             )
+        learning = (*paper, "planner", "rotation")
+        if name not in learning and self.budget.accounting == "measured":
+            raise ValueError(
+                f"{name} goes by what it counts and does not learn from what is measured; "
+                f"budget.accounting = 'measured' is for {', '.join(learning)}"
+            )
         if self.train.normalise == "work" and self.codec.skip > 0:
             raise ValueError(
                 "codec.skip adds updates of several rounds up, so their work is not known; set "

@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from fedbudget.codecs.frame import Packed
 
 Buffer = bytes | bytearray | memoryview
+Accounting = Literal["paper", "counted", "measured"]
+"""what budgets can be about"""
 
 
 @dataclass(frozen=True)

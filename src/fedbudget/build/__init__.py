@@ -1,7 +1,7 @@
 """Config -> Plan: the only place where a name becomes an object."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -34,7 +34,7 @@ from fedbudget.models.flat import FlatModel, Layout
 from fedbudget.plan import Plan
 from fedbudget.resources.budget import read, resolve
 from fedbudget.resources.costs import Costs, costs
-from fedbudget.resources.meters import sensors
+from fedbudget.resources.meters import check_budgets, sensors
 from fedbudget.task import Task, classify
 from fedbudget.types import Knobs
 from fedbudget.uplink import Uplink
@@ -80,7 +80,8 @@ def prepare(config: Config) -> Prepared:
         gpt = config.model.kind == "gpt"
         vectors = 2 if config.algorithm in TWO_VECTORS else 1
         down = "" if config.codec.down == "raw32" else config.codec.down
-        known = costs(model, task, clients[0], train.optimizer, device, gpt, vectors, down)
+        ways = vectors, down, config.budget.accounting
+        known = costs(model, task, clients[0], train.optimizer, device, gpt, *ways)
         kinds = [known, *(replace(known, device=other) for other in others)]
         limits = budgets(config, kinds, base)
     return Prepared(clients, validation, make_model, model.layout, base, task, known, kinds, limits)
@@ -161,31 +162,16 @@ def build_search(config: Config) -> tuple[list[Costs], Grid, Progress, list[dict
 def budgets(config: Config, kinds: Sequence[Costs], base: Knobs) -> list[dict[str, float]]:
     """Each device class's budgets as numbers; shares are of the base knobs' usage there, sent as is."""
     if config.budget.accounting == "measured":
-        check_measured(config.budget.classes, config.accelerator == "cpu")
+        asked = (resource for table in config.budget.classes for resource in table)
+        check_budgets(asked, sensors(config.accelerator == "cpu"))
     found = []
     for i, table in enumerate(config.budget.classes):
         known = kinds[i % len(kinds)]
         plain = replace(base, codec=known.layout.raw)
-        if config.budget.accounting != "paper":
-            reference = known.forecast(plain)
-        elif known.sizes is None:
+        if known.accounting == "paper" and known.sizes is None:
             raise UserError("budget.accounting = 'paper': the papers' proxies are for GPTs only")
-        else:
-            reference = known.paper(plain)
-        found.append(resolve(read(table), reference, known.device.ambient_c))
+        found.append(resolve(read(table), known.expected(plain), known.device.ambient_c))
     return found
-
-
-def check_measured(classes: Sequence[Mapping[str, object]], cpu: bool) -> None:
-    """A budget for what nothing measures would never be kept nor broken."""
-    there = (r for r in sensors(cpu).resources if r != "cpu_time")
-    known = (*there, "communication", "downlink")
-    for resource in (r for table in classes for r in table):
-        if resource not in known:
-            raise UserError(
-                f"budget.{resource}: budget.accounting = 'measured', and this machine cannot measure "
-                f"it; it can measure {', '.join(known)}"
-            )
 
 
 def own_workers(accelerator: str) -> int:

@@ -67,10 +67,10 @@ def controller(
     if control.controller == "fixed" or known is None:
         return fixed(knobs)
     base = Base(knobs.layers - 1, knobs.steps, knobs.batch)
-    accounting = config.budget.accounting
+    accounting = known.accounting
     match control.controller:
         case "planner":
-            return planner(known.forecast, *search(config, known), limits, accounting)
+            return planner(known.expected, *search(config, known), limits, accounting)
         case "static":
             return static(known.forecast, knobs, limits)
         case "fedpaq":
@@ -121,8 +121,8 @@ def _rotation(
     grid, progress = search(config, known)
     whole, *groups = (
         planner(
-            *(known.forecast, replace(grid, layers=(k,), above=above), progress, limits),
-            config.budget.accounting,
+            *(known.expected, replace(grid, layers=(k,), above=above), progress, limits),
+            known.accounting,
         )
         for k, above in places
     )

@@ -26,9 +26,8 @@ from fedbudget.control.policies import (
     to_knobs,
 )
 from fedbudget.errors import UserError
-from fedbudget.types import Knobs, Reply
+from fedbudget.types import Accounting, Knobs, Reply
 
-Accounting = Literal["paper", "counted", "measured"]
 Budgets = Mapping[str, float]
 Adapt = Callable[[Base, Duals], tuple[Base, Duals]]
 """(working base, duals after the ascent) -> both for the next round"""

@@ -14,7 +14,7 @@ from fedbudget.control.frontier import Forecast, Frontier, Grid, Progress, withi
 from fedbudget.errors import UserError
 from fedbudget.resources.budget import of_client
 from fedbudget.resources.costs import Costs
-from fedbudget.types import Knobs, Reply
+from fedbudget.types import Accounting, Knobs, Reply
 
 BETTER = 1.05
 """how much better another choice must be before knobs change"""
@@ -30,7 +30,7 @@ EXACT = ("communication", "downlink")
 class Planner:
     frontier: Frontier
     classes: Sequence[Mapping[str, float]]
-    accounting: str
+    accounting: Accounting
 
     def budgets_of(self, client: int) -> Mapping[str, float]:
         return of_client(self.classes, client)
@@ -68,7 +68,7 @@ def planner(
     grid: Grid,
     progress: Progress,
     classes: Sequence[Mapping[str, float]],
-    accounting: str = "counted",
+    accounting: Accounting = "counted",
 ) -> Controller:
     """A controller whose choices are affordable from round 1; refuses budgets nothing can meet.
 

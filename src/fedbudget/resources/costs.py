@@ -15,7 +15,7 @@ from fedbudget.resources.counted import Shape
 from fedbudget.resources.devices import Device
 from fedbudget.task import Task
 from fedbudget.threads import one_thread
-from fedbudget.types import Knobs
+from fedbudget.types import Accounting, Knobs
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,27 @@ class Costs:
     """how many an algorithm sends, each way"""
     down_codec: str = ""
     """how the model travels down; "" as it is"""
+    accounting: Accounting = "counted"
+    """what budgets are about, and so which of the reported usage a controller learns from"""
 
     def forecast(self, knobs: Knobs) -> dict[str, float]:
         """Counted usage to expect: bytes are those of a frame with these knobs, all layers down."""
         up = frame_bytes(self.layout, knobs, self.vectors)
         return counted.usage(self.shape, self.device, knobs, up, self._whole_bytes)
+
+    def expected(self, knobs: Knobs) -> dict[str, float]:
+        """What a client will report of these knobs, in the budgets' accounting.
+
+        Meters on a device do not see the network: measured time ends with the encoded update.
+        """
+        if self.accounting == "paper":
+            return self.paper(knobs)
+        found = self.forecast(knobs)
+        if self.accounting == "measured":
+            found["time"] -= counted.transfer_s(
+                self.device, found["communication"], found["downlink"]
+            )
+        return found
 
     @cached_property
     def _whole_bytes(self) -> int:
@@ -83,12 +99,13 @@ def costs(
     gpt: bool,
     vectors: int = 1,
     down_codec: str = "",
+    accounting: Accounting = "counted",
 ) -> Costs:
     """Count a model's work; `gpt` says that the papers' proxies apply to it."""
     with one_thread(), seeds.torch_seeded(0, 0, seeds.SERVER, "costs"):
         shape = counted.measure(model, task, examples, optimizer)
     sizes = proxies.group_sizes(model.layout) if gpt else None
-    return Costs(shape, device, model.layout, sizes, vectors, down_codec)
+    return Costs(shape, device, model.layout, sizes, vectors, down_codec, accounting)
 
 
 def frame_bytes(layout: Layout, knobs: Knobs, vectors: int = 1) -> int:

@@ -90,7 +90,6 @@ def usage(
     flops = knobs.steps * shape.step_flops(knobs)
     compute_s = flops / device.flops_per_s
     traffic_s = knobs.steps * shape.step_traffic(knobs) / device.memory_bytes_per_s
-    transfer_s = up_bytes / device.up_bytes_per_s + down_bytes / device.down_bytes_per_s
     busy_s, memory = compute_s + traffic_s, shape.memory(knobs)
     if device.fitted is not None:
         busy_s, memory = _fitted(shape, device.fitted, knobs)
@@ -101,8 +100,13 @@ def usage(
         "downlink": float(down_bytes),
         "memory": memory,
         "temperature": rise(device, device.watts, busy_s),
-        "time": busy_s + transfer_s,
+        "time": busy_s + transfer_s(device, up_bytes, down_bytes),
     }
+
+
+def transfer_s(device: Device, up_bytes: float, down_bytes: float) -> float:
+    """On the device's link."""
+    return up_bytes / device.up_bytes_per_s + down_bytes / device.down_bytes_per_s
 
 
 def _fitted(shape: Shape, fitted: Fitted, knobs: Knobs) -> tuple[float, float]:

@@ -17,13 +17,14 @@ import ctypes
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedbudget.errors import UserError
 from fedbudget.resources.devices import Device, rise
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -117,6 +118,16 @@ def sensors(cpu: bool = True, system: Path = Path("/sys/class")) -> Sensors:
     if not cpu:
         return Sensors(None)
     return Sensors(_baseline(), _zones(system / "powercap"), _thermometer(system))
+
+
+def check_budgets(resources: Iterable[str], there: Sensors) -> None:
+    """A budget for what nothing measures would never be kept nor broken."""
+    known = (*(r for r in there.resources if r != "cpu_time"), "communication", "downlink")
+    if odd := [resource for resource in resources if resource not in known]:
+        raise UserError(
+            f"budget.{odd[0]}: accounting = 'measured', and this machine cannot measure it; it can "
+            f"measure {', '.join(known)}"
+        )
 
 
 def measured(
