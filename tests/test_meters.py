@@ -19,6 +19,7 @@ from fedbudget.control.controller import fixed
 from fedbudget.control.frontier import Grid, Progress
 from fedbudget.control.planner import EXACT, planner
 from fedbudget.data.examples import Parts
+from fedbudget.downlink import Broadcast
 from fedbudget.engines.batched import Batched
 from fedbudget.engines.embedded import InProcess, Workers
 from fedbudget.engines.engine import Host
@@ -28,9 +29,9 @@ from fedbudget.report.load import Loaded
 from fedbudget.report.sound import sound_record
 from fedbudget.resources import meters
 from fedbudget.resources.devices import RASPBERRY_PI_5
-from fedbudget.resources.meters import STATUS, WORTH_S, estimated, held, measured, sensors
+from fedbudget.resources.meters import STATUS, estimated, held, measured, same_memory, sensors
 from fedbudget.summary import summarise
-from fedbudget.types import Knobs, Reply
+from fedbudget.types import Job, Knobs, Reply
 
 BYTES = ("communication", "downlink")
 MB = 1_000_000
@@ -65,7 +66,6 @@ def test_memory_is_the_peak_of_this_work_and_not_of_the_work_before():
     pieces = [torch.ones(MB // 4) for _ in range(400)]  # small enough for the allocator to keep
     del pieces
     large = own.since(begun)["memory"]
-    own.last_s = 2 * WORTH_S
     begun = own.start()
     torch.ones(5 * MB // 4)
     small = own.since(begun)["memory"]
@@ -81,11 +81,26 @@ def test_memory_is_given_back_before_other_work_and_kept_for_the_same(monkeypatc
     own = meters.Sensors(baseline=0)
     for work in ("a", "a", "b", "b", None, None, "b"):
         own.start(work)
-        own.last_s = 2 * WORTH_S
-    assert given == ["a", "b", None, None]
-    own.last_s = WORTH_S / 2
-    own.start("c")  # what was short has left little
-    assert len(given) == 4
+    assert given == [None, "a", "b", None, None]
+    assert same_memory(Knobs(2, 5, 4, 3)) == same_memory(Knobs(2, 90, 4, 2))
+    assert same_memory(Knobs(2, 5, 4)) != same_memory(Knobs(2, 5, 8))
+
+
+@linux
+def test_short_work_is_not_charged_for_larger_work_before_it():
+    plan = text_plan(controller=fixed(Knobs(3, 3, 2)))
+    host = Host(plan)
+    layout = host.model.layout
+    down = Broadcast((host.model.weights.clone(),), layout, plan.run, plan.seed, 1, layout.raw)
+
+    def memory(batch):
+        job = Job(plan.run, 1, 0, plan.seed, Knobs(3, 3, batch), plan.lr_at(1), down.whole)
+        return host.train(job, {})[0].usage["measured"]["memory"]
+
+    small = min(memory(2) for _ in range(3))
+    large = memory(512)
+    assert large > small + 8 * MB
+    assert memory(2) < small + 0.5 * (large - small)
 
 
 def test_what_evaluation_has_left_is_no_clients():
@@ -332,6 +347,32 @@ def test_measured_budgets_hold_from_the_second_round_a_client_is_seen(slower):
         knobs = control.knobs(state, client)
         assert forecast(knobs)["time"] * slower * (1 + client / 2) > 0.85 * limits["time"]
         assert knobs.layers * 1e3 <= limits["communication"]
+
+
+def test_memory_that_does_not_shrink_with_the_knobs_is_allowed_for():
+    """A process holds 1.2 MB besides the model: knobs that need half as much save less than half."""
+    limits = {"memory": 2.5e6}
+    control = planner(forecast, GRID, PROGRESS, [limits], "measured")
+    state, seen = control.init(), []
+    for number in range(10):
+        knobs = control.knobs(state, 0)
+        used = 1.2e6 + 1.05 * forecast(knobs)["memory"]
+        seen.append(used / limits["memory"])
+        reply = Reply(0, number, 0, usage={"measured": {"memory": used}})
+        state = control.update(json.loads(json.dumps(state)), [reply])
+    assert seen[0] > 1 >= max(seen[1:])
+    assert seen[-1] > 0.9
+
+
+def test_a_device_that_turns_its_own_knobs_is_learnt_of_by_those():
+    control = planner(forecast, GRID, PROGRESS, [{"time": 1.0}])
+    state = control.init()
+    asked = control.knobs(state, 0)
+    fewer = replace(asked, steps=asked.steps // 2)
+    for number in range(5):
+        usage = {"counted": {"time": forecast(fewer)["time"]}}
+        state = control.update(state, [Reply(0, number, 0, knobs=fewer, usage=usage)])
+        assert control.knobs(state, 0) == asked
 
 
 def test_exact_budgets_are_used_up_though_others_have_room():

@@ -5,6 +5,7 @@ import torch
 
 from conftest import text_plan
 from fedbudget import rounds
+from fedbudget.algorithms.algorithm import Mean
 from fedbudget.algorithms.fedavg import fedavg
 from fedbudget.algorithms.server import adam, momentum, plain, yogi
 from fedbudget.engines.embedded import InProcess
@@ -33,6 +34,20 @@ def test_zero_momentum_is_the_plain_mean_bit_for_bit():
             pass
         finals.append(state.weights)
     assert torch.equal(*finals)
+
+
+@pytest.mark.parametrize("server", [momentum(0.9), adam(0.1), yogi(0.1)])
+def test_a_group_that_nobody_trained_stays_as_it_is(server):
+    algorithm = fedavg(server)
+    state = algorithm.init(torch.zeros(4))
+    one = Mean((torch.ones(4),), 1, 1, torch.ones(1))
+    state = algorithm.aggregate(state, one)
+    half = Mean((torch.tensor([1.0, 1, 0, 0]),), 1, 1, torch.ones(1), (), (slice(2, 4),))
+    after = algorithm.aggregate(state, half)
+    whole = algorithm.aggregate(state, one)
+    for name, vector in after.items():
+        assert torch.equal(vector[2:], state[name][2:])
+        assert torch.equal(vector[:2], whole[name][:2])
 
 
 def test_adam_is_torchs_without_its_bias_correction():

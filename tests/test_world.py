@@ -86,13 +86,25 @@ def test_a_battery_pays_is_charged_and_spared():
     world = world_of(busy=30.0, battery=500.0, charging=1.0, reserve=0.5, pause=60.0)
     state = world.init()
     state = world.advance(state, {0: world.fate(state, 0, KNOBS)})
-    assert world.condition(state, 0).charge == pytest.approx(500 - 300 + 60)
+    assert world.condition(state, 0).charge == pytest.approx(500 - 300 + 40 + 60)
     state = world.advance(state, {0: world.fate(state, 0, KNOBS)})
     assert world.present(state, 1, 3, [0, 1]) == [1]  # below its reserve
     state = world.advance({**state, "clock": state["clock"] + 1e4}, {})
     assert world.condition(state, 0).charge == 500
     empty = world_of(busy=60.0, battery=500.0).fate(world.init(), 0, KNOBS)
     assert (empty.failure, empty.after.charge) == ("its battery ran empty", 0)
+
+
+def test_a_device_that_runs_empty_stops_there_and_then():
+    """600 J over 70 s, of which 500 J are there and 70 J come while it works."""
+    empty = world_of(busy=60.0, battery=500.0, charging=1.0).fate(world_of(1.0).init(), 0, KNOBS)
+    share = 500 / (600 - 70)
+    assert empty.failure == "its battery ran empty"
+    assert empty.seconds == pytest.approx(70 * share)
+    assert empty.energy == pytest.approx(600 * share) == pytest.approx(500 + empty.seconds)
+    assert empty.after.rise == pytest.approx(40 * (1 - math.exp(-0.6 * share)))
+    charged = world_of(busy=60.0, battery=500.0, charging=2.0).fate(world_of(1.0).init(), 0, KNOBS)
+    assert (charged.failure, charged.after.charge) == (None, pytest.approx(500 + 140 - 600))
 
 
 def test_who_is_too_slow_or_too_small_fails_and_the_server_does_not_wait():
@@ -158,6 +170,16 @@ def test_a_round_with_nobody_there_moves_the_clock_only():
     records, state = trained(plan, InProcess(plan))
     assert [r.cohort for r in records] == [(), ()]
     assert state.world["clock"] == 60
+    still = replace(plan, world=world_of(busy=1.0, present=0.0))
+    assert trained(still, InProcess(still))[1].world["clock"] > 0  # or nobody would ever charge
+
+
+def test_who_drops_out_has_spent_in_vain():
+    plan = in_a_world(world_of(busy=2.0), drop=0.99)
+    records, _ = trained(plan, InProcess(plan))
+    for record in records:
+        assert record.world["wasted_j"] == pytest.approx(20 * len(record.dropped))
+    assert sum(len(record.dropped) for record in records) > 0
 
 
 # selection
@@ -206,8 +228,37 @@ def test_oort_prefers_loss_and_shuns_the_slow():
 
 
 def test_what_was_seen_is_remembered():
-    state = selection.update(selection.init(), 3, [Reply(1, 3, 5, loss=2.0), Reply(1, 3, 6)])
-    assert state == {"seen": {"5": 3, "6": 3}, "loss": {"5": 2.0}}
+    replies = [Reply(1, 3, 5, loss=2.0), Reply(1, 3, 6)]
+    state = selection.update(selection.init(), 3, [5, 6, 7], replies)
+    seen = {"5": 3, "6": 3, "7": 3}
+    assert state == {"seen": seen, "loss": {"5": 2.0}, "failed": {"7": 1}}
+    again = selection.update(state, 4, [5, 7], [])
+    assert again["failed"] == {"5": 1, "7": 2}
+    assert selection.known(again, 7, 5, 2.0) == Candidate(7, 0.5, failed=2)
+    assert selection.update(again, 5, [7], [Reply(1, 5, 7)])["failed"] == {"5": 1}
+    assert selection.known({"seen": {}, "loss": {}}, 1, 2, 1.0) == Candidate(1, 2.0)
+
+
+@pytest.mark.parametrize(
+    "how", [selection.sparing(), selection.power_of_choice(), selection.oort()]
+)
+def test_who_never_answers_is_not_asked_more_than_the_others(how):
+    """Every fifth device fails whenever it is asked; none is ever given up."""
+    state, count, clients = selection.init(), Counter(), range(20)
+    for number in range(1, 301):
+        look = [selection.known(state, c, number, 5.0) for c in clients]
+        cohort = how.choose(lambda look=look: look, clients, 4, np.random.default_rng(number))
+        replies = [Reply(1, number, c, loss=1.0 + 0.01 * c) for c in cohort if c % 5]
+        state = selection.update(state, number, cohort, replies)
+        count.update(cohort)
+    hopeless = sum(count[c] for c in clients if c % 5 == 0)
+    assert hopeless < 0.5 * 0.2 * 4 * 300, "more than half of their even share"
+    assert all(count[c] >= 1 for c in clients)
+
+
+def test_power_of_choice_without_losses_draws_evenly():
+    count = draws(selection.power_of_choice(), [Candidate(i, 1.0) for i in range(8)])
+    assert all(60 < count[i] < 140 for i in range(8))
 
 
 def test_fairness_is_jains():
@@ -285,6 +336,25 @@ def test_a_mixed_fleet_runs_stays_within_each_classs_budgets_and_resumes(config,
     last = json.loads((tmp_path / "a/rounds.jsonl").read_text().splitlines()[-1])
     assert plain(record.world) == last["world"]
     assert list(record.cohort) == last["cohort"]
+
+
+def test_the_planner_keeps_to_what_devices_can_bear(config):
+    free = build(load(config))
+    used = [
+        free.world.kind(c).forecast(free.controller.knobs(free.controller.init(), c))
+        for c in (0, 1)
+    ]
+    memory, deadline = 0.8 * used[0]["memory"], 0.8 * used[1]["time"]
+    plan = build(load(config, [f"world.memory={[memory, 1e9]}", f"world.deadline={deadline}"]))
+    assert plan.budgets == free.budgets  # what the user asked for, and is told of
+    for client in (0, 1):
+        knobs = plan.controller.knobs(plan.controller.init(), client)
+        need = plan.world.kind(client).forecast(knobs)
+        assert need["time"] <= deadline
+        assert need["memory"] <= plan.world.kind(client).memory
+        assert plan.world.fate(plan.world.init(), client, knobs).failure is None
+    with pytest.raises(UserError, match=r"no setting meets .*time"):
+        build(load(config, ["world.deadline=1e-6"]))
 
 
 @pytest.mark.parametrize(

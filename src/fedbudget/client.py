@@ -19,7 +19,7 @@ from fedbudget.hardware import moved
 from fedbudget.models.flat import FlatModel
 from fedbudget.optimizers import Optimizer, Runs, adamw, sgd
 from fedbudget.privacy import Privacy, private
-from fedbudget.resources.meters import Sensors, measured
+from fedbudget.resources.meters import Sensors, measured, same_memory
 from fedbudget.task import Task
 from fedbudget.types import Job, Knobs, Reply
 from fedbudget.uplink import Uplink
@@ -91,7 +91,7 @@ class Trained(NamedTuple):
 def train_client(job: Job, agent: Agent, algorithm: Algorithm, state: ClientState) -> Trained:
     """Train as the job says and encode the update. Raises on failure; an engine makes it a Reply."""
     sensors = agent.sensors
-    begun = sensors.start(job.knobs) if sensors else None
+    begun = sensors.start(same_memory(job.knobs)) if sensors else None
     started = time.perf_counter()
     knobs, model, recipe = job.knobs, agent.model, agent.recipe
     layout = model.layout

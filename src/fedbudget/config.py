@@ -96,7 +96,7 @@ class Config(Table):
                 f"{name} keeps counted budgets, so budget.accounting must be counted; the papers' "
                 f"are for {', '.join(paper)}"
             )
-        learning = (*paper, "planner", "rotation")
+        learning = (*paper, "planner")
         if name not in learning and self.budget.accounting == "measured":
             raise ValueError(
                 f"{name} goes by what it counts and does not learn from what is measured; "

@@ -11,8 +11,10 @@ from matplotlib.ticker import LogLocator
 from rich.table import Table
 
 from fedbudget.config import find_config, load
+from fedbudget.errors import UserError
 from fedbudget.profile import LONG, SHORT, Profile, measure, save
 from fedbudget.report.figures import COLOURS, MARKERS, style
+from fedbudget.report.write import PICTURES
 from fedbudget.resources.fitted import Trial
 from fedbudget.terminal import console, say
 from fedbudget.units import show
@@ -45,6 +47,10 @@ def pairs(profile: Profile, trials: Sequence[Trial], resource: str) -> list[Pair
 
 def run(name: str, changes: Sequence[str], out: Path, plot: Path | None) -> None:
     """`fedbudget profile`: measure, write, print."""
+    if out.suffix != ".toml":
+        raise UserError(f"--out {out}: a profile is a .toml file")
+    if plot is not None and plot.suffix not in PICTURES:
+        raise UserError(f"--plot {plot}: {plot.suffix!r} is not one of {', '.join(PICTURES)}")
     profile = measure(load(find_config(name), changes), out.stem)
     save(profile, out)
     console().print(table(profile))

@@ -109,7 +109,10 @@ def one_round(
     down = Broadcast(sent, layout, plan.run, plan.seed, number, codec)
     lr = plan.lr_at(number)
     gone = {c: fate.failure for c, fate in fates.items() if fate.failure is not None}
-    gone |= dict.fromkeys(dropouts(plan, number, cohort), DROPPED_OUT)
+    for client in dropouts(plan, number, cohort):
+        gone[client] = DROPPED_OUT
+        if client in fates:
+            fates[client] = fates[client]._replace(failure=DROPPED_OUT)
     jobs = [_job(plan, state, number, c, knobs[c], lr, down) for c in cohort if c not in gone]
     total: Aggregate = Robust(layout, plan.trim) if plan.trim is not None else Accumulator(layout)
     work = Work(layout)
@@ -163,6 +166,7 @@ def one_round(
             len(plan.clients),
             counted(total.counts, layout),
             layout.statistic_slices,
+            tuple(layout.span(g, g + 1) for g, count in enumerate(total.counts) if count == 0),
         )
         server = plan.algorithm.aggregate(server, mean)
     aggregated = time.perf_counter()
@@ -206,7 +210,7 @@ def one_round(
         plan.controller.update(state.control, accepted),
         acks,
         changed,
-        selection.update(state.selection, number, accepted)
+        selection.update(state.selection, number, cohort, accepted)
         if plan.selection.learns
         else state.selection,
         after if plan.world else {},
@@ -250,13 +254,11 @@ def _look(plan: Plan, state: State, number: int, present: Sequence[int]) -> list
     turn = len(plan.clients) / plan.cohort
     found = []
     for client in present:
-        waited = (number - state.selection["seen"].get(str(client), 0)) / turn
-        loss = state.selection["loss"].get(str(client))
+        known = selection.known(state.selection, client, number, turn)
         if plan.world:
             knobs = plan.controller.knobs(state.control, client)
-            found.append(plan.world.candidate(state.world, client, knobs, waited, loss))
-        else:
-            found.append(Candidate(client, waited, loss))
+            known = plan.world.candidate(state.world, known, knobs)
+        found.append(known)
     return found
 
 

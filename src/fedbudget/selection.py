@@ -10,7 +10,8 @@ import numpy as np
 from fedbudget.types import Reply
 
 SelectionState = dict[str, Any]
-"""{"seen": {client: round}, "loss": {client: loss}}: plain, so a checkpoint can hold it"""
+"""{"seen": {client: round asked}, "loss": {client: loss}, "failed": {client: times since its last
+reply}}: plain, so a checkpoint can hold it"""
 
 
 class Candidate(NamedTuple):
@@ -18,7 +19,7 @@ class Candidate(NamedTuple):
 
     client: int
     waited: float
-    """rounds since it last took part, over the rounds between two turns if all were asked evenly"""
+    """rounds since it was last asked, over the rounds between two turns if all were asked evenly"""
     loss: float | None = None
     """mean training loss of its last local run"""
     seconds: float = 0.0
@@ -27,6 +28,13 @@ class Candidate(NamedTuple):
     """0 is cold; from 1 on it throttles"""
     charge: float = 1.0
     """share of its battery"""
+    failed: int = 0
+    """times that it was asked in vain since its last reply"""
+
+    @property
+    def trust(self) -> float:
+        """Who does not answer is asked less and less, and never given up."""
+        return 0.5 ** min(self.failed, 10)
 
 
 Look = Callable[[], Sequence[Candidate]]
@@ -41,14 +49,29 @@ class Selection(NamedTuple):
 
 
 def init() -> SelectionState:
-    return {"seen": {}, "loss": {}}
+    return {"seen": {}, "loss": {}, "failed": {}}
 
 
-def update(state: SelectionState, round: int, replies: Sequence[Reply]) -> SelectionState:
-    """What the server learns of those who took part."""
-    seen = {**state["seen"], **{str(r.client): round for r in replies}}
+def update(
+    state: SelectionState, round: int, asked: Sequence[int], replies: Sequence[Reply]
+) -> SelectionState:
+    """What the server learns of those whom it asked, from the replies that it used."""
+    seen = {**state["seen"], **{str(client): round for client in asked}}
     losses = {str(r.client): r.loss for r in replies if r.loss is not None}
-    return {"seen": seen, "loss": {**state["loss"], **losses}}
+    failed = dict(state.get("failed", {}))  # checkpoints of old have none
+    for client in {str(client) for client in asked} - {str(r.client) for r in replies}:
+        failed[client] = failed.get(client, 0) + 1
+    for reply in replies:
+        failed.pop(str(reply.client), None)
+    return {"seen": seen, "loss": {**state["loss"], **losses}, "failed": failed}
+
+
+def known(state: SelectionState, client: int, round: int, turn: float) -> Candidate:
+    """Of a client, whatever its device; `turn` is the rounds between two turns of an even draw."""
+    own = str(client)
+    waited = (round - state["seen"].get(own, 0)) / turn
+    failed = state.get("failed", {}).get(own, 0)
+    return Candidate(client, waited, state["loss"].get(own), failed=failed)
 
 
 def uniform() -> Selection:
@@ -91,7 +114,7 @@ def _weighted(
     middle = float(np.median([c.seconds for c in candidates])) if candidates else 0.0
     draws = rng.random(len(candidates))
     keys = [
-        (math.log(draw) / max(1e-9, weight(c, middle)), c.client)
+        (math.log(draw) / max(1e-9, c.trust * weight(c, middle)), c.client)
         for draw, c in zip(draws, candidates, strict=True)
     ]
     return sorted(client for _, client in sorted(keys, reverse=True)[:size])
@@ -112,7 +135,15 @@ def _utility(candidate: Candidate, middle: float, *, alpha: float) -> float:
 def _largest_loss(
     look: Look, present: Sequence[int], size: int, rng: np.random.Generator, *, factor: int
 ) -> list[int]:
+    """Unknown losses first, unless their owners have been asked in vain."""
     drawn = set(_uniform(look, present, factor * size, rng))
     some = [c for c in look() if c.client in drawn]
-    some.sort(key=lambda c: (-(c.loss if c.loss is not None else math.inf), c.client))
-    return sorted(c.client for c in some[:size])
+    most = max((c.loss for c in some if c.loss is not None), default=1.0)
+
+    def rank(candidate: Candidate) -> float:
+        if candidate.loss is None and not candidate.failed:
+            return math.inf
+        return candidate.trust * (most if candidate.loss is None else candidate.loss)
+
+    ranked = [(rank(c), tie, c.client) for c, tie in zip(some, rng.random(len(some)), strict=True)]
+    return sorted(client for _, _, client in sorted(ranked, reverse=True)[:size])

@@ -1,8 +1,10 @@
 """The tables of a config file; every key with its meaning."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+Names = list[Annotated[str, Field(min_length=1)]]
 
 
 class Table(BaseModel):
@@ -68,15 +70,15 @@ class Model(Table):
     lora_alpha: int = Field(
         0, ge=0, description="hf: adapters count lora_alpha / lora_rank; 0 = twice the rank"
     )
-    lora_targets: list[str] = Field(
+    lora_targets: Names = Field(
         [],
         description="hf: ends of the names of modules that get adapters; empty = all linear layers "
         "of the blocks",
     )
-    lora_also: list[str] = Field(
+    lora_also: Names = Field(
         [], description="hf: ends of the names of modules that train whole beside adapters"
     )
-    layers: list[str] = Field(
+    layers: Names = Field(
         [], description="name prefixes of the layer groups, bottom first; empty finds them"
     )
 
@@ -225,11 +227,14 @@ class Control(Table):
     noise_scale: float = Field(
         16.0, gt=0, description="planner, rotation: gradient noise scale, in examples"
     )
-    batches: list[int] = Field(
-        [2, 4, 8, 16, 32], description="planner, rotation: batch sizes to choose from"
+    batches: list[Annotated[int, Field(ge=1)]] = Field(
+        [2, 4, 8, 16, 32],
+        min_length=1,
+        description="planner, rotation: batch sizes to choose from",
     )
-    codecs: list[str] = Field(
+    codecs: Names = Field(
         ["raw32", "int8", "eden4", "eden3", "eden2", "eden1.6", "eden1"],
+        min_length=1,
         description="planner, rotation: codecs to choose from",
     )
     least_steps: int = Field(10, ge=1, description="planner, rotation: fewest local steps")

@@ -16,6 +16,8 @@ from fedbudget.selection import Candidate
 from fedbudget.types import Knobs
 from fedbudget.units import show
 
+NOBODY_S = 60.0
+"""that a server without a pause waits where it finds nobody to ask"""
 WorldState = dict[str, Any]
 """{"clock": seconds, "devices": {client: [rise, charge, when]}}: plain, so a checkpoint can hold it"""
 
@@ -129,19 +131,21 @@ class World:
             energy *= self.deadline / seconds
             failure = f"it takes {seconds:.3g} s of its time; the deadline is {self.deadline:.3g} s"
             busy, seconds = min(busy, self.deadline), self.deadline
-        if energy > now.charge:
-            failure, energy = "its battery ran empty", now.charge
-        after = Condition(_heated(kind, now.rise, busy), now.charge - energy)
+        if energy > now.charge + kind.charging * seconds:
+            # what it draws and what is charged are even over its time
+            share = now.charge / (energy - kind.charging * seconds)
+            failure = "its battery ran empty"
+            busy, seconds, energy = share * busy, share * seconds, share * energy
+        charge = max(0.0, now.charge + kind.charging * seconds - energy)
+        after = Condition(_heated(kind, now.rise, busy), min(kind.battery, charge))
         return Fate(seconds, after, energy, throttled, failure)
 
-    def candidate(
-        self, state: WorldState, client: int, knobs: Knobs, waited: float, loss: float | None
-    ) -> Candidate:
-        """What a selection may know of a device that is there."""
-        kind, now = self.kind(client), self.condition(state, client)
+    def candidate(self, state: WorldState, known: Candidate, knobs: Knobs) -> Candidate:
+        """With what a selection may know of a device that is there."""
+        kind, now = self.kind(known.client), self.condition(state, known.client)
         charge = 1.0 if math.isinf(kind.battery) else now.charge / kind.battery
-        seconds = self.fate(state, client, knobs).seconds
-        return Candidate(client, waited, loss, seconds, now.rise / kind.hot, charge)
+        seconds = self.fate(state, known.client, knobs).seconds
+        return known._replace(seconds=seconds, warmth=now.rise / kind.hot, charge=charge)
 
     def facts(self, state: WorldState, fates: Mapping[int, Fate]) -> dict[str, Any]:
         """For a round's record: the clock when it ends, and how it was for those who were asked."""
@@ -156,12 +160,16 @@ class World:
         }
 
     def advance(self, state: WorldState, fates: Mapping[int, Fate]) -> WorldState:
-        """After a round: the server waited for the slowest, and then for the pause."""
+        """After a round: the server waited for the slowest, and then for the pause.
+
+        Where nobody could be asked, it looks again after a while: devices charge meanwhile.
+        """
         devices = dict(state["devices"])
         for client, fate in fates.items():
             charge = None if math.isinf(fate.after.charge) else fate.after.charge
             devices[str(client)] = [fate.after.rise, charge, state["clock"] + fate.seconds]
-        waited = max((fate.seconds for fate in fates.values()), default=0.0)
+        nobody = 0.0 if self.pause else NOBODY_S
+        waited = max((fate.seconds for fate in fates.values()), default=nobody)
         return {"clock": state["clock"] + waited + self.pause, "devices": devices}
 
 

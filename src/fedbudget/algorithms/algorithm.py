@@ -122,6 +122,8 @@ class Mean:
     """replies that each number is the mean of: (1,) or (whole model,)"""
     statistics: tuple[slice, ...] = ()
     """where the vector holds running statistics of norms, which are averaged and not optimised"""
+    untrained: tuple[slice, ...] = ()
+    """layer groups that nobody trained: they stay as they are, and so does what is kept of them"""
 
 
 def _global(received: Sent, client: ClientState, averaged_over: Tensor | None) -> Tensor:

@@ -62,4 +62,8 @@ def server_step(state: ServerState, mean: Mean, server: ServerOptimizer) -> Serv
     step, kept = server.step(state, mean.parts[0])
     for where in mean.statistics:
         step[where] = mean.parts[0][where]
+    for where in mean.untrained:
+        step[where] = 0.0
+        for name, vector in kept.items():
+            vector[where] = state[name][where]
     return {"weights": state["weights"] + step, **kept}

@@ -22,7 +22,7 @@ from fedbudget.build.controllers import of_kinds, search
 from fedbudget.build.materials import data_and_model
 from fedbudget.build.privacy import noise_warning, privacy
 from fedbudget.build.sets import constraint_sets
-from fedbudget.build.worlds import selected, working, world
+from fedbudget.build.worlds import bearable, selected, working, world
 from fedbudget.client import Recipe
 from fedbudget.codecs import named
 from fedbudget.config import Config
@@ -101,6 +101,8 @@ def build(config: Config, clients: int = 0) -> Plan:
     check_precision(train.precision, config.accelerator)
     some = [ready.clients[i] for i in range(min(agents, 8))]
     warnings = (step_warning(config, some, agents), noise_warning(config))
+    fleet = world(config, ready.kinds)
+    limits = bearable(config, fleet, ready.limits)
     return Plan(
         name=config.name,
         seed=config.seed,
@@ -110,9 +112,7 @@ def build(config: Config, clients: int = 0) -> Plan:
         clients=ready.clients,
         validation=ready.validation,
         algorithm=algorithm(config, agents),
-        controller=of_kinds(
-            config, ready.base, ready.kinds, ready.limits, ready.layout.depth, agents
-        ),
+        controller=of_kinds(config, ready.base, ready.kinds, limits, ready.layout.depth, agents),
         task=ready.task,
         lr=train.lr,
         recipe=Recipe(
@@ -130,7 +130,7 @@ def build(config: Config, clients: int = 0) -> Plan:
         ),
         meters=tuple(kind.meter for kind in ready.kinds),
         selection=selected(config),
-        world=world(config, ready.kinds),
+        world=fleet,
         budgets={config.budget.accounting: ready.limits} if ready.limits else {},
         round_schedule=train.round_schedule,
         weighting=train.weighting,
@@ -156,7 +156,8 @@ def build_search(config: Config) -> tuple[list[Costs], Grid, Progress, list[dict
     ready = prepare(config)
     if not ready.limits or ready.known is None:
         raise UserError("plan: the config names no budget; add some to [budget]")
-    return ready.kinds, *search(config, ready.known), ready.limits
+    limits = bearable(config, world(config, ready.kinds), ready.limits)
+    return ready.kinds, *search(config, ready.known), limits
 
 
 def budgets(config: Config, kinds: Sequence[Costs], base: Knobs) -> list[dict[str, float]]:

@@ -73,6 +73,30 @@ def world(config: Config, kinds: Sequence[Costs]) -> World | None:
     return World(found, table.deadline or math.inf, table.pause)
 
 
+PLANNING = ("planner", "rotation", "static", "fedpaq", "cocofl", "heterofl", "adaptive")
+"""controllers whose knobs are within limits from the first round on"""
+
+
+def bearable(
+    config: Config, there: World | None, limits: list[dict[str, float]]
+) -> list[dict[str, float]]:
+    """Budgets, and what the devices themselves can bear: their memory, and the server's deadline.
+
+    Both are about counted work, as all of the simulated world is.
+    """
+    counted = config.budget.accounting == "counted"
+    if there is None or not counted or config.control.controller not in PLANNING:
+        return limits
+    found = []
+    for i, own in enumerate(limits):
+        both = dict(own)
+        for resource, most in (("memory", there.kind(i).memory), ("time", there.deadline)):
+            if math.isfinite(most):
+                both[resource] = min(most, own.get(resource, most))
+        found.append(both)
+    return found
+
+
 def _each(key: str, given: Any, number: int) -> list[Any]:
     """A figure for each device class."""
     if not isinstance(given, list):

@@ -5,6 +5,7 @@ does not know it learns: a factor per client and resource, from what the client 
 its choice until that breaks a budget or another is clearly better.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -24,6 +25,8 @@ ROOM = 0.05
 """share of a budget that is left free where usage is read from clocks and sensors: they scatter"""
 EXACT = ("communication", "downlink")
 """resources that do not scatter, however they are known"""
+OFFSET = ("memory",)
+"""resources of which a part does not shrink with the knobs: what a process holds besides the model"""
 
 
 @dataclass(frozen=True, eq=False)  # hashed by identity: it is the key of a cache
@@ -52,6 +55,14 @@ class Search:
     least_steps: int = 10
     most_steps: int = 1000
     noise_scale: float = 16.0
+
+    def __post_init__(self) -> None:
+        if not self.batches or min(self.batches) < 1:
+            raise UserError(
+                f"batches = {list(self.batches)}: name batch sizes to choose from, each at least 1"
+            )
+        if not self.codecs:
+            raise UserError("codecs is empty: name some to choose from, such as 'eden2'")
 
     def over(self, known: Costs, layers: int, cohort: int) -> tuple[Grid, Progress]:
         """The grid and the progress model for one model with at most `layers` groups trained."""
@@ -88,13 +99,24 @@ def _init() -> ControlState:
 
 def _knobs(plan: Planner, state: ControlState, client: int) -> Knobs:
     factors = _factors(plan, state, client)
-    limits = ((r, b / factors.get(r, 1.0)) for r, b in plan.aims_of(client).items())
+    limits = ((r, _limit(r, b, factors)) for r, b in plan.aims_of(client).items())
     kept = state["chosen"].get(str(client))
     return _decided(plan, Knobs(**kept) if kept else None, *limits)
 
 
+def _limit(resource: str, budget: float, factors: Mapping[str, float]) -> float:
+    """The most that may be forecast. With an excess, usage is at least the forecast and that."""
+    limit = budget / factors.get(resource, 1.0)
+    if resource in OFFSET and f"{resource}+" in factors:
+        return max(1e-9 * budget, min(limit, budget - factors[f"{resource}+"]))
+    return limit
+
+
 def _factors(plan: Planner, state: ControlState, client: int) -> Mapping[str, float]:
-    """Measured over forecast; of a client that has not measured yet, the largest that others have."""
+    """What was reported over what was forecast, and as "memory+" less it.
+
+    Of a client that has not measured yet it is the largest that others have.
+    """
     known: Mapping[str, Mapping[str, float]] = state["factors"]
     if plan.accounting != "measured" or str(client) in state["chosen"]:
         return known.get(str(client), {})
@@ -106,7 +128,7 @@ def _largest(factors: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     found: dict[str, float] = {}
     for own in factors.values():
         for resource, factor in own.items():
-            if factor > found.get(resource, 0.0):
+            if factor > found.get(resource, -math.inf):
                 found[resource] = factor
     return found
 
@@ -145,21 +167,25 @@ def _least(frontier: Frontier, budgets: Mapping[str, float]) -> Knobs:
     return min(frontier.settings, key=over)
 
 
+def _learnt(before: float, seen: float) -> float:
+    """A budget was nearly broken: believe the worse report at once, the better slowly."""
+    return seen if seen > before else (1 - LEARN) * before + LEARN * seen
+
+
 def _update(plan: Planner, state: ControlState, replies: Sequence[Reply]) -> ControlState:
     """Learn each client's factors from what it reports."""
     factors = dict(state["factors"])
     chosen = dict(state["chosen"])
     for reply in replies:
         knobs = _knobs(plan, state, reply.client)
-        expected = plan.frontier.usage(knobs)
+        expected = plan.frontier.usage(reply.knobs or knobs)
         known = dict(factors.get(str(reply.client), {}))
         for resource, used in reply.usage.get(plan.accounting, {}).items():
             if resource in plan.budgets_of(reply.client) and expected[resource] > 0:
-                seen = used / expected[resource]
-                before = known.get(resource, 1.0)
-                # a budget was nearly broken: believe the worse report at once, the better slowly
-                new = seen if seen > before else (1 - LEARN) * before + LEARN * seen
-                known[resource] = new
+                known[resource] = _learnt(known.get(resource, 1.0), used / expected[resource])
+                if resource in OFFSET and plan.accounting == "measured":
+                    excess, seen = f"{resource}+", used - expected[resource]
+                    known[excess] = _learnt(known.get(excess, seen), seen)
         known = {r: f for r, f in known.items() if abs(f - 1) > 1e-6}
         if known:
             factors[str(reply.client)] = known

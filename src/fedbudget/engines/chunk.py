@@ -23,7 +23,7 @@ from fedbudget.errors import UserError
 from fedbudget.models.flat import Layout
 from fedbudget.plan import Plan
 from fedbudget.privacy import private
-from fedbudget.resources.meters import Sensors
+from fedbudget.resources.meters import Sensors, same_memory
 from fedbudget.types import Job, Reply
 
 
@@ -48,7 +48,7 @@ def train_chunk(
     What was measured of all is shared evenly.
     An agent whose loss is no number fails alone. Anything else that goes wrong is raised.
     """
-    begun = sensors.start((len(jobs), jobs[0].knobs))
+    begun = sensors.start((len(jobs), same_memory(jobs[0].knobs)))
     first, algorithm = jobs[0], plan.algorithm
     received = downlink.restored(first.payload, layout, {})
     part = layout.top(first.knobs.layers, first.knobs.above)

@@ -23,9 +23,12 @@ def cost_to(run: Loaded, target: float) -> dict[str, float] | None:
 
 def cost_of(run: Loaded, rounds: int) -> dict[str, float]:
     """What a run's first rounds took, over all clients."""
-    spent = {"rounds": 0.0, "energy": 0.0, "uplink": 0.0, "time": 0.0}
+    spent = {"rounds": 0.0, "energy": 0.0, "uplink": 0.0, "time": 0.0, "device time": 0.0}
     for record in run.records[:rounds]:
         counted = record.get("usage", {}).get("counted", {})
+        if world := record.get("world"):
+            spent["energy"] += world["wasted_j"]
+            spent["device time"] = world["clock_s"]
         spent["rounds"] += 1
         spent["energy"] += sum(use.get("energy", 0.0) for use in counted.values())
         spent["uplink"] += record["up_bytes"]
@@ -63,8 +66,14 @@ def target_rows(runs: Sequence[Loaded], target: float) -> list[list[str]]:
                 _share(pairs, "uplink"),
                 _amount([c["time"] for c in costs], "s"),
             ]
+            + ([_amount([c["device time"] for c in costs], "s")] if simulated(runs) else [])
         )
     return found
+
+
+def simulated(runs: Sequence[Loaded]) -> bool:
+    """Whether there is a clock of the devices' own."""
+    return any(record.get("world") for run in runs for record in run.records[:1])
 
 
 def _amount(values: Sequence[float], unit: str) -> str:
@@ -89,8 +98,14 @@ def target_sheet(runs: Sequence[Loaded], target: float, at: int | None = None) -
     """`at` is the round of the first config that the target was read at, if it was."""
     first, same = next(iter(by_name(runs).items()))
     of = f"of {first}'s"
-    columns = ("run", "reached by", "rounds", "energy", of, "uplink", of, "time")
+    columns = ["run", "reached by", "rounds", "energy", of, "uplink", of, "time"]
     text = "counted, over all clients, until the loss was first reached; ± over seeds."
+    if simulated(runs):
+        columns += ["device time"]
+        text += (
+            " time is this machine's; device time is the simulated fleet's, and energy has what "
+            "was spent in vain."
+        )
     if at is not None:
         text += f" The target is {first}'s mean loss at round {at}."
         full = [cost_of(run, at) for run in same]

@@ -3,8 +3,7 @@
 time         seconds, from the job's arrival to the encoded update; the network is not in it
 cpu_time     CPU seconds of the process
 memory       the most that the process held while it worked, above what it held before its model was
-             built: weights, gradients, activations, temporary tensors, fragments, and after work of
-             under a second what that has freed; Linux only
+             built: weights, gradients, activations, temporary tensors, fragments; Linux only
 energy       joules of the processor and its memory, whoever used them meanwhile; Linux with RAPL only
 temperature  of the processor when the work was done; Linux with a sensor only
 
@@ -19,17 +18,16 @@ import re
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedbudget.errors import UserError
 from fedbudget.resources.devices import Device, rise
+from fedbudget.types import Knobs
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-WORTH_S = 1.0
-"""work after which freed memory is given back: to get it again takes a tenth of a second or less"""
 _HELD = re.compile(rb"Vm(HWM|RSS):\s+(\d+) kB")
 _ZONES = re.compile(r"package|dram")
 """RAPL's domains that add up: a processor, and memory where it is told apart"""
@@ -60,10 +58,8 @@ class Sensors:
     zones: tuple[Zone, ...] = ()
     thermometer: Path | None = None
     """millidegrees"""
-    last_s: float = 0.0
-    """how long the last work took"""
     last: object = None
-    """what it was; None where something else was done since"""
+    """what the last work was; None where something else was done since"""
 
     @property
     def resources(self) -> tuple[str, ...]:
@@ -76,10 +72,10 @@ class Sensors:
         )
 
     def start(self, work: object = None) -> Start:
-        """`work` compares equal where the same is done again: what the last one freed will do then,
-        for it takes as much; what other work freed would count as this one's, and is given back."""
+        """`work` compares equal where as much memory is needed again: what the last one freed will do
+        then; what other work freed would count as this one's, and is given back."""
         if self.baseline is not None:
-            if self.last_s > WORTH_S and (work is None or work != self.last):
+            if work is None or work != self.last:
                 give_back()
             begin_anew()
         self.last = work
@@ -92,7 +88,6 @@ class Sensors:
         A temperature is in degrees Celsius: its rise is the profile's to tell.
         """
         wall_s, cpu_s = time.perf_counter() - start.wall_s, time.process_time() - start.cpu_s
-        self.last_s = wall_s
         found = {"time": wall_s, "cpu_time": cpu_s}
         if self.baseline is not None:
             found["memory"] = float(max(0, held()["HWM"] - self.baseline))
@@ -128,6 +123,11 @@ def check_budgets(resources: Iterable[str], there: Sensors) -> None:
             f"budget.{odd[0]}: accounting = 'measured', and this machine cannot measure it; it can "
             f"measure {', '.join(known)}"
         )
+
+
+def same_memory(knobs: Knobs) -> Knobs:
+    """Equal for knobs that need as much: a third step takes no more than the second."""
+    return replace(knobs, steps=min(2, knobs.steps), accumulate=min(2, knobs.accumulate))
 
 
 def measured(
