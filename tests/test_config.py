@@ -131,6 +131,8 @@ def test_texts_can_be_split_by_document_or_at_random():
     ("tables", "sentence"),
     [
         ({"train": {"layers": 9}}, "the model has 3 layer groups"),
+        ({"codec": {"name": "nothing"}}, "codec.name = 'nothing' would send no update"),
+        ({"codec": {"down": "nothing"}}, "codec.down = 'nothing' would send no update"),
         ({"data": {"source": "topics", "partition": "dirichlet"}}, "needs labels"),
         ({"data": {"source": "topics", "clients": 20_000}}, "client 19999 has 0 examples"),
         ({"data": {"source": "topicz"}}, "'topicz' is unknown; it is tinyshakespeare"),
@@ -173,8 +175,21 @@ def test_device_classes_are_lists_of_equal_length():
     assert low["memory"] == high["memory"]
     with pytest.raises(UserError, match=r"all must be equally long; they have 2, 3"):
         small(budget={**budget, "time": ["1 s", "2 s", "3 s"]}, control={"controller": "planner"})
+    with pytest.raises(UserError, match=r"all must be equally long; they have 0"):
+        small(budget={"energy": []})
+    with pytest.raises(UserError, match=r"least_steps = 10 is more than control\.most_steps = 5"):
+        small(control={"most_steps": 5})
     with pytest.raises(UserError, match="controller = 'planner' needs budgets"):
         small(control={"controller": "planner"})
+
+
+@pytest.mark.parametrize("name", ["cafl", "cafl-l"])
+def test_base_knobs_below_the_papers_floors_are_kept(name):
+    budget = {"accounting": "paper", "energy": "30%"}
+    train = {"cohort": 2, "steps": 5, "batch": 4}
+    plan = build(small(budget=budget, control={"controller": name}, train=train))
+    knobs = plan.controller.knobs(plan.controller.init(), 0)
+    assert (knobs.steps, knobs.batch, knobs.accumulate) == (5, 4, 1)
 
 
 @pytest.mark.parametrize("controller", ["planner", "cafl", "cafl-l", "clamped", "fixed"])

@@ -3,6 +3,7 @@
 import json
 import time
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -373,6 +374,51 @@ def test_a_device_that_turns_its_own_knobs_is_learnt_of_by_those():
         usage = {"counted": {"time": forecast(fewer)["time"]}}
         state = control.update(state, [Reply(0, number, 0, knobs=fewer, usage=usage)])
         assert control.knobs(state, 0) == asked
+
+
+def test_a_low_report_is_forgotten_when_exact_ones_follow():
+    control = planner(forecast, GRID, PROGRESS, [{"memory": 2e6}])
+    state = control.init()
+    for number, share in enumerate((0.5, 1.0, 1.0, 1.0)):
+        used = share * forecast(control.knobs(state, 0))["memory"]
+        if number > 1:
+            assert used <= 2e6
+        state = control.update(state, [Reply(0, number, 0, usage={"counted": {"memory": used}})])
+    assert state["factors"] == {}
+
+
+@pytest.mark.parametrize("accounting", ["counted", "measured"])
+def test_an_upload_that_was_skipped_says_nothing_of_the_next(accounting):
+    control = planner(forecast, GRID, PROGRESS, [{"communication": 1.5e3}], accounting)
+    state = control.init()
+    for number in range(4):
+        assert control.knobs(state, 0).layers == 1
+        state = control.update(
+            state, [Reply(0, number, 0, usage={accounting: {"communication": 90.0}})]
+        )
+
+
+def test_one_clients_wrong_report_does_not_end_the_run():
+    control = planner(forecast, GRID, PROGRESS, [{"time": 1.0}])
+    reply = Reply(0, 1, 0, usage={"counted": {"time": 1e9}})
+    state = control.update(control.init(), [reply])
+    assert control.knobs(state, 0) == Knobs(1, GRID.least, 2)
+    assert control.knobs(state, 1) == control.knobs(control.init(), 1)
+
+
+@pytest.mark.parametrize(("scatter", "changes"), [(0.05, 0), (0.1, 15)])
+def test_knobs_do_not_flap_where_clocks_scatter(scatter, changes):
+    control = planner(forecast, GRID, PROGRESS, [{"time": 1.0}], "measured")
+    state, rng, taken, over = control.init(), np.random.default_rng(1), [], 0
+    for number in range(100):
+        knobs = control.knobs(state, 0)
+        used = forecast(knobs)["time"] * rng.uniform(1 - scatter, 1 + scatter)
+        taken.append(knobs)
+        over += used > 1.0
+        reply = Reply(0, number, 0, usage={"measured": {"time": used}})
+        state = control.update(state, [reply])
+    assert sum(a != b for a, b in pairwise(taken[3:])) <= changes
+    assert over <= (0 if scatter <= 0.05 else 10)
 
 
 def test_exact_budgets_are_used_up_though_others_have_room():

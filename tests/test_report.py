@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from fedbudget.build import build
 from fedbudget.config import find_config, load
 from fedbudget.errors import UserError
 from fedbudget.protocols import halved, plan_runs, robust
@@ -487,6 +488,17 @@ def test_robustness_runs_have_fixed_names_and_half_the_fleet_is_poorer(tmp_path)
     assert plan_runs(paths, TINY, 1, tmp_path, "quality").keys() == {
         *(tmp_path / name / "seed-0" for name in ("fedavg", "planner"))
     }
+
+
+def test_a_fleet_of_kinds_is_doubled_for_robustness_with_all_that_is_said_of_it(tmp_path):
+    path = find_config("fleet")
+    every = plan_runs([path], ["data.source=topics"], 1, tmp_path, "robustness")
+    half = every[tmp_path / "fleet+half" / "seed-0"]
+    assert half.budget.devices == every[tmp_path / "fleet" / "seed-0"].budget.devices * 2
+    assert half.world.battery == ["200 J", "2 kJ", "", "20 kJ"] * 2
+    rich, poor = half.budget.classes[:4], half.budget.classes[4:]
+    assert all(a[r] / 2 == b[r] for a, b in zip(rich, poor, strict=True) for r in a)
+    build(half)
 
 
 def test_robustness_needs_a_budget_and_configs_different_names(tmp_path):

@@ -144,3 +144,7 @@ def test_a_config_rotates_within_its_budgets(tmp_path, monkeypatch, budget):
             for usage in record.usage["counted"].values():
                 assert all(usage[r] <= limit for r, limit in limits.items())
     assert bool(plan.budgets) == bool(budget)
+    two = build(load(tmp_path / "c.toml", ["train.layers=2"]))
+    records, _ = trained(two, InProcess(two))
+    places = [(r.knobs["*"].layers, r.knobs["*"].above) for r in records]
+    assert places == [(2, 0), (2, 0), (1, 1), (1, 0), (2, 0), (2, 0)]

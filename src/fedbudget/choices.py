@@ -1,11 +1,34 @@
 """The table of affordable knobs, and the choice in words."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.table import Table
 
-from fedbudget.control.frontier import Choice
+from fedbudget.control.frontier import Choice, Grid, Progress, affordable
+from fedbudget.control.planner import aims
+from fedbudget.resources.budget import tell
+from fedbudget.resources.costs import Costs
 from fedbudget.units import show
+
+
+def explained(
+    kinds: Sequence[Costs],
+    grid: Grid,
+    progress: Progress,
+    classes: Sequence[Mapping[str, float]],
+    rows: int,
+) -> Iterator[str | Table]:
+    """For each device class its budgets, the table and the choice; UserError where nothing fits."""
+    for i, limits in enumerate(classes):
+        known = kinds[i % len(kinds)]
+        choices = affordable(known.expected, grid, progress, aims(limits, known.accounting))
+        whose = f"device class {i}" if len(classes) > 1 else "client"
+        how = f"counted on {known.device.name}"
+        if known.accounting == "measured":
+            how = f"measured; until a client has measured, as {how}"
+        yield f"budgets per {whose} and round, {how}: {tell(limits)}"
+        yield table(choices[:rows], limits)
+        yield why(choices, limits)
 
 
 def table(choices: Sequence[Choice], budgets: Mapping[str, float]) -> Table:

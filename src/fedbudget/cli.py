@@ -178,22 +178,18 @@ def plan(
     Example: `fedbudget plan planner --set budget.communication="60 kB"`
     """
     from fedbudget.build import build_search
-    from fedbudget.choices import table, why
+    from fedbudget.choices import explained
     from fedbudget.config import find_config, load
-    from fedbudget.control.frontier import affordable
-    from fedbudget.resources.budget import tell
     from fedbudget.terminal import console, say
     from fedbudget.threads import one_thread
 
+    settings = load(find_config(config), set_ or [])
     with one_thread():  # small work: threads would take longer to meet than to do it
-        kinds, grid, progress, classes = build_search(load(find_config(config), set_ or []))
-    for i, limits in enumerate(classes):
-        known = kinds[i % len(kinds)]
-        choices = affordable(known.expected, grid, progress, limits)
-        whose = f"device class {i}" if len(classes) > 1 else "client"
-        say(f"budgets per {whose} and round, counted on {known.device.name}: {tell(limits)}")
-        console().print(table(choices[:rows], limits))
-        say(why(choices, limits))
+        search = build_search(settings)
+    for part in explained(*search, rows=rows):
+        say(part) if isinstance(part, str) else console().print(part)
+    if (own := settings.control.controller) not in ("planner", "rotation"):
+        say(f"This is what the planner would do; control.controller = {own!r} decides by itself.")
 
 
 @app.command()

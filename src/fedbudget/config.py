@@ -80,7 +80,8 @@ class Config(Table):
                 f"train.cohort = {self.train.cohort} is more than data.clients = "
                 f"{self.data.clients}; take at most {self.data.clients}"
             )
-        if self.control.controller not in ("fixed", "rotation") and not self.budget.classes:
+        classes = self.budget.classes  # lists of different lengths are refused here
+        if self.control.controller not in ("fixed", "rotation") and not classes:
             raise ValueError(
                 f"control.controller = {self.control.controller!r} needs budgets: "
                 'name some in [budget], such as communication = "600 kB"'
@@ -89,6 +90,11 @@ class Config(Table):
             limits = given if isinstance(given, list) else [given]
             if not all(math.isfinite(v) for v in limits if isinstance(v, float)):
                 raise ValueError(f"budget.{resource} = {given}: it must be finite")
+        if self.control.least_steps > self.control.most_steps:
+            raise ValueError(
+                f"control.least_steps = {self.control.least_steps} is more than "
+                f"control.most_steps = {self.control.most_steps}"
+            )
         name = self.control.controller
         paper = ("fixed", "cafl-l", "cafl", "clamped")
         if name not in paper and self.budget.accounting == "paper":

@@ -52,15 +52,20 @@ def robust(path: Path, overrides: Sequence[str], paths: Sequence[Path]) -> dict[
     base = list(overrides)
     if not own.classes:
         base += _as_overrides(written.__pydantic_extra__ or {})
-        base += [f"budget.accounting={written.accounting}", f"budget.device={written.device}"]
+        base += [f"budget.accounting={written.accounting}"]
+        base += _as_overrides({"device": written.device})
     settings = load(path, base)
     limits = prepare(settings).limits
     fleet = [*limits, *(halved(mine, settings.budget.accounting) for mine in limits)]
-    lists = {resource: [mine[resource] for mine in fleet] for resource in limits[0]}
+    lists: dict[str, object] = {r: [mine[r] for mine in fleet] for r in limits[0]}
+    if len(settings.budget.devices) > 1:
+        lists["device"] = settings.budget.devices * 2
+    world = settings.world.model_dump() if settings.world.on else {}
+    twice = [f"world.{key}={json.dumps(v * 2)}" for key, v in world.items() if isinstance(v, list)]
     return {
         "": base,
         f"+drop{DROP:.0%}": [*base, f"train.drop={DROP}"],
-        "+half": [*base, *_as_overrides(lists)],
+        "+half": [*base, *_as_overrides(lists), *twice],
     }
 
 

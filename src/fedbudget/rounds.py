@@ -329,13 +329,18 @@ def credible(
     if told.get("communication", up) < up:
         said = f"it reports {told['communication']:g} bytes up; its frame has {up}"
         return {**reply.usage, "counted": {**told, "communication": float(up)}}, said
+    sound, problems = dict(told), []
     for resource, amount in known.get("counted", {}).items():
         if resource not in told:
-            return reply.usage, f"it does not report its {resource}"
-        low, high = amount / IMPLAUSIBLE, amount * IMPLAUSIBLE
-        if not low <= told[resource] <= high:
-            return reply.usage, f"it reports {resource} of {told[resource]:g}; we count {amount:g}"
-    return reply.usage, None
+            problems.append(f"it does not report its {resource}")
+        elif not amount / IMPLAUSIBLE <= told[resource] <= amount * IMPLAUSIBLE:
+            problems.append(f"it reports {resource} of {told[resource]:g}; we count {amount:g}")
+        else:
+            continue
+        sound[resource] = amount  # or a controller would learn from it
+    return {**reply.usage, "counted": sound} if problems else reply.usage, "; ".join(
+        problems
+    ) or None
 
 
 class Timed:

@@ -49,7 +49,10 @@ def parse(text: str | float, resource: str, key: str = "") -> Amount:
             raise UserError(f"{where}: write a number and a unit, such as {_example(resource)}")
         amount = _with_unit(float(match[1]), match[2], resource, where)
     else:
-        amount = Amount(float(text), "si")
+        try:
+            amount = Amount(float(text), "si")
+        except OverflowError:  # a whole number with hundreds of digits
+            amount = Amount(math.inf, "si")
     if not math.isfinite(amount.value) or amount.value <= 0:
         raise UserError(f"{where}: it must be a finite number above zero")
     return amount

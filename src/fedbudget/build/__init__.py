@@ -37,7 +37,7 @@ from fedbudget.resources.costs import Costs, costs
 from fedbudget.resources.meters import check_budgets, sensors
 from fedbudget.task import Task, classify
 from fedbudget.types import Knobs
-from fedbudget.uplink import Uplink
+from fedbudget.uplink import NOTHING, Uplink
 
 
 class Prepared(NamedTuple):
@@ -67,8 +67,10 @@ def prepare(config: Config) -> Prepared:
     depth = model.layout.depth
     if train.layers > depth:
         raise UserError(f"train.layers = {train.layers}, but the model has {depth} layer groups")
-    named(config.codec.name)
-    named(config.codec.down)
+    for key, given in (("name", config.codec.name), ("down", config.codec.down)):
+        named(given)
+        if given == NOTHING:
+            raise UserError(f"codec.{key} = {given!r} would send no update at all; take raw32")
     codec = model.layout.raw if config.codec.name == "raw32" else config.codec.name
     base = Knobs(train.layers or depth, train.steps, train.batch, train.accumulate, codec)
     task = classify(train.label_smoothing)
@@ -156,6 +158,11 @@ def build_search(config: Config) -> tuple[list[Costs], Grid, Progress, list[dict
     ready = prepare(config)
     if not ready.limits or ready.known is None:
         raise UserError("plan: the config names no budget; add some to [budget]")
+    if config.budget.accounting == "paper":
+        raise UserError(
+            "plan: these budgets are in the papers' proxies, and the planner counts real work; add "
+            "--set budget.accounting=counted, with budgets in shares or units"
+        )
     limits = bearable(config, world(config, ready.kinds), ready.limits)
     return ready.kinds, *search(config, ready.known), limits
 

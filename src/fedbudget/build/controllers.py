@@ -16,7 +16,7 @@ from fedbudget.control.frontier import Grid, Progress
 from fedbudget.control.heterofl import heterofl
 from fedbudget.control.paper import clamped, dual_controller
 from fedbudget.control.planner import Search, planner
-from fedbudget.control.policies import Base, cafl, cafl_l
+from fedbudget.control.policies import FLOOR_B, FLOOR_S, Base, cafl, cafl_l
 from fedbudget.control.rotation import Cycle, rotation
 from fedbudget.control.static import static
 from fedbudget.errors import UserError
@@ -63,7 +63,7 @@ def controller(
     """`knobs` are the base ones, `limits` those of each device class."""
     control = config.control
     if control.controller == "rotation":
-        return _rotation(config, knobs, known, limits, depth)
+        return _rotation(config, knobs, known, limits)
     if control.controller == "fixed" or known is None:
         return fixed(knobs)
     base = Base(knobs.layers - 1, knobs.steps, knobs.batch)
@@ -97,7 +97,11 @@ def controller(
                 base,
                 depth,
                 limits[0],
-                cafl_l if name == "cafl-l" else cafl,
+                partial(  # the papers' floors, unless a config begins below them
+                    cafl_l if name == "cafl-l" else cafl,
+                    s_min=min(FLOOR_S, base.s),
+                    b_min=min(FLOOR_B, base.b),
+                ),
                 _rule(config),
                 accounting=accounting,
                 per="client" if len(limits) > 1 else "cohort",
@@ -109,12 +113,13 @@ def controller(
 
 
 def _rotation(
-    config: Config, knobs: Knobs, known: Costs | None, limits: list[dict[str, float]], depth: int
+    config: Config, knobs: Knobs, known: Costs | None, limits: list[dict[str, float]]
 ) -> Controller:
     """All layers, then each group alone, bottom up: by the planner where there are budgets."""
     control = config.control
     cycle = Cycle(control.whole_rounds, control.group_rounds)
-    places = [(depth, 0), *((1, above) for above in reversed(range(depth)))]
+    top = knobs.layers  # of those that may train at all
+    places = [(top, 0), *((1, above) for above in reversed(range(top)))]
     if known is None or not limits:
         whole, *groups = (fixed(replace(knobs, layers=k, above=above)) for k, above in places)
         return rotation(whole, groups, cycle)

@@ -19,12 +19,13 @@ from fedbudget.types import Accounting, Knobs, Reply
 
 BETTER = 1.05
 """how much better another choice must be before knobs change"""
-LEARN = 0.5
+LEARN = 0.2
 """weight of a new report in a client's factor"""
 ROOM = 0.05
 """share of a budget that is left free where usage is read from clocks and sensors: they scatter"""
 EXACT = ("communication", "downlink")
-"""resources that do not scatter, however they are known"""
+"""resources that do not scatter, however they are known, and of which a round may take less: an upload
+that was skipped says nothing of the next one"""
 OFFSET = ("memory",)
 """resources of which a part does not shrink with the knobs: what a process holds besides the model"""
 
@@ -39,11 +40,22 @@ class Planner:
         return of_client(self.classes, client)
 
     def aims_of(self, client: int) -> Mapping[str, float]:
-        """Budgets, with room for scatter."""
-        budgets = self.budgets_of(client)
-        if self.accounting != "measured":
-            return budgets
-        return {r: b if r in EXACT else (1 - ROOM) * b for r, b in budgets.items()}
+        return aims(self.budgets_of(client), self.accounting)
+
+    def roomy(self, resource: str) -> bool:
+        return self.accounting == "measured" and resource not in EXACT
+
+    def least_of(self, resource: str) -> float:
+        """The least that a factor can be."""
+        by_bytes = EXACT if self.accounting == "measured" else (*EXACT, "time")
+        return 1.0 if resource in by_bytes else 0.0
+
+
+def aims(budgets: Mapping[str, float], accounting: Accounting) -> Mapping[str, float]:
+    """Budgets, with room for scatter."""
+    if accounting != "measured":
+        return budgets
+    return {r: b if r in EXACT else (1 - ROOM) * b for r, b in budgets.items()}
 
 
 @dataclass(frozen=True)
@@ -137,20 +149,21 @@ def _largest(factors: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 def _decided(plan: Planner, kept: Knobs | None, *limits: tuple[str, float]) -> Knobs:
     """Asked for twice a round: before it, and when what came of it is compared with the forecast.
 
-    Clients with the same budgets, factors and knobs share one search.
+    Clients with the same budgets, factors and knobs share one search. Where there is room for
+    scatter, knobs that a client has may use it up before they change.
     """
     frontier, budgets = plan.frontier, dict(limits)
-    if kept is None or not within(frontier.usage(kept), budgets):
+    whole = {r: b / (1 - ROOM) if plan.roomy(r) else b for r, b in limits}
+    if kept is None or not within(frontier.usage(kept), whole):
         kept, enough = None, 0.0
     else:
         enough = BETTER * frontier.progress(kept)
     try:
         best = frontier.knobs(budgets, enough)
     except UserError:
-        if plan.accounting != "measured":
-            raise
-        # a machine with other work to do may be slower than any knobs can make up for: the least
-        return _least(frontier, budgets)
+        # a machine with other work to do may be slower than any knobs can make up for, and reports
+        # may be wrong: one device must not end the run for all
+        return _least(frontier, budgets) if kept is None else kept
     if kept is not None and (best is None or frontier.progress(best) < enough):
         return kept
     assert best is not None
@@ -182,11 +195,13 @@ def _update(plan: Planner, state: ControlState, replies: Sequence[Reply]) -> Con
         known = dict(factors.get(str(reply.client), {}))
         for resource, used in reply.usage.get(plan.accounting, {}).items():
             if resource in plan.budgets_of(reply.client) and expected[resource] > 0:
-                known[resource] = _learnt(known.get(resource, 1.0), used / expected[resource])
+                seen = max(plan.least_of(resource), used / expected[resource])
+                known[resource] = _learnt(known.get(resource, 1.0), seen)
                 if resource in OFFSET and plan.accounting == "measured":
-                    excess, seen = f"{resource}+", used - expected[resource]
-                    known[excess] = _learnt(known.get(excess, seen), seen)
+                    excess, more = f"{resource}+", used - expected[resource]
+                    known[excess] = _learnt(known.get(excess, more), more)
         known = {r: f for r, f in known.items() if abs(f - 1) > 1e-6}
+        factors.pop(str(reply.client), None)
         if known:
             factors[str(reply.client)] = known
         chosen[str(reply.client)] = dict(vars(knobs))

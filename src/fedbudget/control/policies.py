@@ -39,6 +39,8 @@ THRESHOLDS = (
 )
 """The authors' code; neither paper gives a rule for q."""
 
+FLOOR_S, FLOOR_B = 10, 8
+"""CAFL-L's least s and b"""
 CODECS: Mapping[int, str] = {0: "raw32", 1: "int8", 2: "eden2"}
 """q -> the codec that writes it"""
 
@@ -50,8 +52,8 @@ def cafl_l(
     a_k: float = 5.4,
     b_s: float = 1.6,
     g_b: float = 8.0,
-    s_min: int = 10,
-    b_min: int = 8,
+    s_min: int = FLOOR_S,
+    b_min: int = FLOOR_B,
 ) -> Base:
     """CAFL-L eqs 5-7.
 
@@ -66,7 +68,7 @@ def cafl_l(
     )
 
 
-def cafl(prices: Prices, base: Base, *, s_min: int = 10, b_min: int = 8) -> Base:
+def cafl(prices: Prices, base: Base, *, s_min: int = FLOOR_S, b_min: int = FLOOR_B) -> Base:
     """CAFL eqs 10-12 with the weights of the authors' code; the floors' defaults are CAFL-L's.
 
     k falls by one as soon as any of its duals is above 0 (eq. 10 rounds up).
