@@ -49,6 +49,15 @@ def test_a_mistake_is_one_sentence_with_file_key_value_and_what_is_allowed(
     assert "\n" not in str(error.value)
 
 
+def test_an_override_without_a_value_takes_a_key_out(tmp_path):
+    path = write(tmp_path, "[train]\nlr = 0.5\n[budget]\nenergy = '3 J'\nmemory = '9 MB'")
+    settings = load(path, ["budget.energy=", "train.lr= "])
+    assert settings.budget.classes == [{"memory": "9 MB"}]
+    assert settings.train.lr == Config().train.lr
+    with pytest.raises(UserError, match=r"there is no budget.enrgy to take out; give it a value"):
+        load(path, ["budget.enrgy="])
+
+
 def test_overrides_change_a_key_and_bare_words_are_text(tmp_path):
     path = write(tmp_path, "rounds = 5\n[train]\nlr = 0.1\n")
     settings = load(path, ["rounds=7", "train.optimizer=sgd", "train.betas=[0.8, 0.9]", "seed = 3"])

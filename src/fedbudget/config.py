@@ -207,6 +207,7 @@ def validate(tables: Mapping[str, Any], where: str) -> Config:
 
 
 def _set(tables: dict[str, Any], override: str) -> None:
+    """`table.key=value`; without a value the key is taken out."""
     key, equals, text = override.partition("=")
     if not equals or not key.strip():
         raise UserError(f"--set {override}: write it as key=value or table.key=value")
@@ -220,7 +221,10 @@ def _set(tables: dict[str, Any], override: str) -> None:
         table = table.setdefault(name, {})
         if not isinstance(table, dict):
             raise UserError(f"--set {override}: {name} is a value, not a table")
-    table[last] = value
+    if text.strip():
+        table[last] = value
+    elif table.pop(last, None) is None:
+        raise UserError(f"--set {override}: there is no {key.strip()} to take out; give it a value")
 
 
 def _sentence(error: ValidationError) -> str:
