@@ -8,7 +8,7 @@ import fedbudget
 SOURCE = Path(fedbudget.__file__).parent
 # each layer may import itself and what stands before it
 LAYERS = (
-    ("errors", "types", "seeds", "units", "threads", "callbacks", "files", "records"),
+    ("errors", "types", "seeds", "units", "threads", "garbage", "callbacks", "files", "records"),
     ("terminal", "summary", "gauges"),
     ("models", "data", "codecs", "task", "constraints", "optimizers", "hardware"),
     ("algorithms", "resources"),

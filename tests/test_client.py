@@ -1,6 +1,8 @@
 """The local loop against torch's own way of doing it."""
 
 import copy
+import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -92,6 +94,41 @@ def test_a_loss_that_explodes_says_where():
     agent = Agent(flat, plan.clients[0], plan.task, Recipe("sgd"))
     with pytest.raises(Exception, match=r"training loss became (nan|inf) at local step"):
         train_client(job_for(flat, Knobs(1, 40, 5), lr=1e38), agent, plan.algorithm, {})
+
+
+def slow(pause_s: float):
+    """A task whose loss takes its time."""
+    task = classify()
+
+    def loss(module, x, y):
+        time.sleep(pause_s)
+        return task.loss(module, x, y)
+
+    return task._replace(loss=loss)
+
+
+def test_a_local_run_ends_before_its_time_is_up_and_sends_what_it_has():
+    def count(knobs, up, down, read=None):
+        return {"counted": {"steps": float(knobs.steps)}}
+
+    def trained(knobs, task, seconds=None):
+        flat = FlatModel(net())
+        job = replace(job_for(flat, knobs), seconds=seconds)
+        agent = Agent(flat, blobs(), task, Recipe("sgd"), meter=count)
+        return train_client(job, agent, softmax_plan().algorithm, {}).reply
+
+    asked = Knobs(layers=2, steps=1000, batch=10)
+    cut = trained(asked, slow(0.02), seconds=0.2)
+    assert cut.knobs is not None
+    assert 1 <= cut.knobs.steps <= 9  # a tenth would not have been done within 98% of the time
+    assert cut.seconds < 0.2 + 0.1  # what follows is short, whatever else the machine does
+    assert cut.knobs == replace(asked, steps=cut.knobs.steps)
+    assert cut.usage["counted"]["steps"] == cut.knobs.steps
+    same = trained(cut.knobs, classify())  # the update is that of a run of so many steps
+    assert frame.to_bytes(cut.payload) == frame.to_bytes(same.payload)
+    assert cut.loss == pytest.approx(same.loss)
+    assert trained(replace(asked, steps=3), classify(), seconds=60).knobs is None
+    assert trained(asked, slow(0.02), seconds=0.001).knobs.steps == 1
 
 
 def test_every_example_comes_once_before_any_comes_again():

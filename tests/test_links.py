@@ -101,7 +101,7 @@ def test_what_did_not_change_need_not_travel(changes):
     assert [r.validation for r in partial_] == [r.validation for r in full]
     assert [r.up_bytes for r in partial_] == [r.up_bytes for r in full]
     ratio = sum(r.down_bytes for r in partial_) / sum(r.down_bytes for r in full)
-    assert ratio == 1 if "momentum" in b.server else ratio < 0.8  # momentum moves all layers
+    assert ratio < 0.8
 
 
 def test_a_new_client_gets_all_and_a_known_one_the_layers_that_changed():
@@ -137,12 +137,9 @@ def test_a_client_that_was_away_gets_the_layers_that_changed_meanwhile():
     assert late > 0
 
 
-def test_layers_that_only_the_servers_momentum_moves_are_sent():
-    plan = link_plan(algorithm=fedavg(momentum(0.9)), controller=by_round(3, 1), cohort=6)
-    engine = Overheard(plan)
-    train(plan, engine)
-    assert [jobs[0].payload.header.first for jobs in engine.jobs] == [0] * plan.rounds
-    plan = replace(plan, algorithm=fedavg())
+@pytest.mark.parametrize("algorithm", [fedavg(), fedavg(momentum(0.9))])
+def test_layers_that_nobody_trained_are_sent_once(algorithm):
+    plan = link_plan(algorithm=algorithm, controller=by_round(3, 1), cohort=6)
     engine = Overheard(plan)
     train(plan, engine)
     assert [jobs[0].payload.header.first for jobs in engine.jobs] == [0, 0] + [2] * 6

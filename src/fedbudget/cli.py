@@ -1,16 +1,14 @@
 """The command line. Torch is imported only by commands that need it."""
 
-import gc
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from fedbudget.errors import UserError
+from fedbudget.garbage import uncollected
 
 app = typer.Typer(
     help="Federated training that keeps every device within its budgets.",
@@ -184,7 +182,7 @@ def plan(
 
     Example: `fedbudget plan planner --set budget.communication="60 kB"`
     """
-    with _no_collection():
+    with uncollected():
         from fedbudget.build import build_search
         from fedbudget.choices import explained
         from fedbudget.config import find_config, load
@@ -381,16 +379,6 @@ def demo(
     from fedbudget.report.show import show
 
     show(runs.demo(out, [*(set_ or []), *_tracked(track)]), out / "report.html")
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Imports make no garbage; looking for it takes a tenth of a short command's time."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def _tracked(track: list[str] | None) -> list[str]:

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -23,6 +23,9 @@ from fedbudget.resources.meters import Sensors, measured, same_memory
 from fedbudget.task import Task
 from fedbudget.types import Job, Knobs, Reply
 from fedbudget.uplink import Uplink
+
+FINISH = 0.02
+"""share of a budget of measured time that is left for what follows the last step"""
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,14 @@ class Agent:
     """what measures its work"""
 
 
+class Steps(NamedTuple):
+    """A local run: how far it came."""
+
+    done: int
+    loss: float | None
+    """mean over the steps"""
+
+
 class Trained(NamedTuple):
     reply: Reply
     state: ClientState
@@ -116,7 +127,9 @@ def train_client(job: Job, agent: Agent, algorithm: Algorithm, state: ClientStat
         ),
     )
     algorithm.start(run)
-    loss = _local_steps(run, job, agent, algorithm) if knobs.steps else None
+    until = started + (1 - FINISH) * job.seconds if job.seconds is not None else math.inf
+    steps = _local_steps(run, job, agent, algorithm, until)
+    used = replace(knobs, steps=steps.done)
     update, kept = algorithm.finish(run)
     # encoded, and kept until the next round, on the CPU
     run.received, run.client = received, state
@@ -133,9 +146,10 @@ def train_client(job: Job, agent: Agent, algorithm: Algorithm, state: ClientStat
         job.round,
         job.client,
         examples=1 if recipe.privacy.on else len(agent.examples),
-        loss=None if recipe.privacy.on else loss,
+        loss=None if recipe.privacy.on else steps.loss,
         seconds=time.perf_counter() - started,
-        usage=reported(agent.meter, knobs, len(payload), len(job.payload), read),
+        usage=reported(agent.meter, used, len(payload), len(job.payload), read),
+        knobs=used if used != knobs else None,
         payload=payload,
     )
     return Trained(reply, kept)
@@ -150,16 +164,22 @@ def reported(
     return {"measured": measured(read, up, down)} if read is not None else {}
 
 
-def _local_steps(run: LocalRun, job: Job, agent: Agent, algorithm: Algorithm) -> float:
-    """The optimiser steps of one local run; returns their mean loss."""
+def _local_steps(
+    run: LocalRun, job: Job, agent: Agent, algorithm: Algorithm, until: float
+) -> Steps:
+    """The optimiser steps of one local run; none begins that would not be done by `until` if it took as
+    long as the one before."""
     knobs = job.knobs
     order = seeds.rng(job.seed, job.round, job.client, "batches")
     batches = draw(agent.examples, knobs.batch, order)
     agent.model.train()
-    total = 0.0
+    total, done, latest = 0.0, 0, 0.0
     place = run.weights.device
     with seeds.torch_seeded(job.seed, job.round, job.client, "dropout", place):
         for step in range(knobs.steps):
+            begun = time.perf_counter()
+            if done and begun + latest > until:
+                break
             run.grads.zero_()
             total += _accumulate(batches, agent, knobs.accumulate)
             if not math.isfinite(total):
@@ -168,7 +188,9 @@ def _local_steps(run: LocalRun, job: Job, agent: Agent, algorithm: Algorithm) ->
             lr = job.lr * factor(agent.recipe, step, knobs.steps)
             algorithm.step(run, lr)
             run.lr_sum += lr
-    return total / knobs.steps
+            done += 1
+            latest = time.perf_counter() - begun
+    return Steps(done, total / done if done else None)
 
 
 def _accumulate(batches: Iterator[tuple[Any, Tensor]], agent: Agent, micro_batches: int) -> float:

@@ -17,6 +17,7 @@ from fedbudget.control.controller import Controller
 from fedbudget.control.stepsize import StepRule
 from fedbudget.data.examples import Examples
 from fedbudget.models.flat import FlatModel
+from fedbudget.resources.budget import of_client
 from fedbudget.selection import Selection, uniform
 from fedbudget.task import Task
 from fedbudget.world import World
@@ -89,6 +90,11 @@ class Plan:
     def meter_of(self, client: int) -> Meter | None:
         """Client i is of class i modulo their number."""
         return self.meters[client % len(self.meters)] if self.meters else None
+
+    def seconds_of(self, client: int) -> float | None:
+        """A client's budget of measured time, if there is one."""
+        measured = self.budgets.get("measured")
+        return of_client(measured, client).get("time") if measured else None
 
     def build_model(self, device: torch.device | None = None) -> FlatModel:
         """The initial model: the same in every process."""

@@ -223,7 +223,8 @@ def _job(
     ack = state.acks.get(client)
     payload = down.since(ack, state.changed) if plan.changed_only else down.whole
     factor = plan.step_rule(knobs) if plan.step_rule else 1.0
-    return Job(plan.run, number, client, plan.seed, knobs, lr * factor, payload, ack)
+    seconds = plan.seconds_of(client)
+    return Job(plan.run, number, client, plan.seed, knobs, lr * factor, payload, ack, seconds)
 
 
 def worked(plan: Plan, knobs: Knobs) -> float:

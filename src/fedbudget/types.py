@@ -58,6 +58,8 @@ class Job:
     """the frame with what the server sends down"""
     ack: Ack | None = None
     """None: no reply of this client has been used yet"""
+    seconds: float | None = None
+    """a budget of measured time: the device stops before it is up and sends what it has"""
 
     def header(self) -> dict[str, Any]:
         """Everything but the payload, ready for JSON."""
@@ -91,7 +93,8 @@ class Reply:
     lost: bool = False
     """the client no longer has the state that the job's ack names"""
     knobs: Knobs | None = None
-    """what it turned instead of the job's knobs: a device that keeps a budget of its own"""
+    """what it turned instead of the job's knobs: a device that keeps a budget of its own, or whose time
+    was up before its last step"""
     payload: "Packed | None" = field(default=None, repr=False)
 
     def header(self) -> dict[str, Any]:

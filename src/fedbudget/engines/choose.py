@@ -45,6 +45,7 @@ def suits(plan: Plan) -> bool:
         plan.cohort >= FEWEST
         and plan.accelerator == "cpu"
         and plan.recipe.precision == "float32"
+        and plan.seconds_of(0) is None  # a client that must watch its clock trains alone
         and _links_forget(plan)
         and _in_arrays(plan.clients)
         and _gains(plan)

@@ -76,10 +76,13 @@ class Device:
         rule = self.plan.step_rule
         factor = rule(knobs) / rule(job.knobs) if rule else 1.0
         others = {r: _without_control(state) for r, state in versions.items()}
-        reply, kept = self.host.train(replace(job, knobs=knobs, lr=job.lr * factor), others)
+        own = replace(
+            job, knobs=knobs, lr=job.lr * factor, seconds=self.plan.seconds_of(self.client)
+        )
+        reply, kept = self.host.train(own, others)
         if reply.error is not None:
             return reply, versions
-        reply = replace(reply, knobs=knobs)
+        reply = replace(reply, knobs=reply.knobs or knobs)
         controls = {job.round: controller.update(before, [reply])}
         if valid:
             controls[valid] = before
