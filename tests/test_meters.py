@@ -1,6 +1,7 @@
 """What a client's work took: read from clocks, the kernel and sensors, on every engine."""
 
 import json
+import mmap
 import time
 from dataclasses import replace
 from itertools import pairwise
@@ -73,6 +74,22 @@ def test_memory_is_the_peak_of_this_work_and_not_of_the_work_before():
     assert large >= 396 * MB  # of some pages the process had before
     assert 0 <= small <= large - 370 * MB
     assert held()["HWM"] >= held()["RSS"] - MB
+
+
+@linux
+def test_the_pages_of_files_are_no_clients_memory(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(bytes(32 * MB))
+    own = sensors()
+    begun = own.start()
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        assert sum(mapped[::4096]) == 0
+        read_in = own.since(begun)["memory"]
+        kept = bytearray(b"1" * 32 * MB)
+        held_too = own.since(begun)["memory"]
+    assert read_in < 8 * MB
+    assert held_too > 30 * MB
+    del kept
 
 
 @linux

@@ -3,7 +3,8 @@
 time         seconds, from the job's arrival to the encoded update; the network is not in it
 cpu_time     CPU seconds of the process
 memory       the most that the process held while it worked, above what it held before its model was
-             built: weights, gradients, activations, temporary tensors, fragments; Linux only
+             built: weights, gradients, activations, temporary tensors, fragments; without the pages of
+             files, which are the code of libraries as it is first used; Linux only
 energy       joules of the processor and its memory, whoever used them meanwhile; Linux with RAPL only
 temperature  of the processor when the work was done; Linux with a sensor only
 
@@ -28,7 +29,7 @@ from fedbudget.resources.devices import Device, rise
 from fedbudget.types import Knobs
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-_HELD = re.compile(rb"Vm(HWM|RSS):\s+(\d+) kB")
+_HELD = re.compile(rb"(?:Vm|Rss)(HWM|RSS|File):\s+(\d+) kB")
 _ZONES = re.compile(r"package|dram")
 """RAPL's domains that add up: a processor, and memory where it is told apart"""
 _PROCESSOR = re.compile(r"cpu|soc|x86_pkg|coretemp|k10temp", re.IGNORECASE)
@@ -54,7 +55,7 @@ class Sensors:
     """What this process can read. Make it before the model: memory is counted from there."""
 
     baseline: int | None
-    """bytes held now; None where the system does not tell"""
+    """bytes held now, files apart; None where the system does not tell"""
     zones: tuple[Zone, ...] = ()
     thermometer: Path | None = None
     """millidegrees"""
@@ -90,7 +91,8 @@ class Sensors:
         wall_s, cpu_s = time.perf_counter() - start.wall_s, time.process_time() - start.cpu_s
         found = {"time": wall_s, "cpu_time": cpu_s}
         if self.baseline is not None:
-            found["memory"] = float(max(0, held()["HWM"] - self.baseline))
+            now = held()
+            found["memory"] = float(max(0, now["HWM"] - now["File"] - self.baseline))
         if self.zones and (joules := self._joules(start)) is not None:
             found["energy"] = joules
         found = {resource: amount / workers for resource, amount in found.items()}
@@ -152,7 +154,8 @@ def estimated(read: Mapping[str, float], device: Device) -> dict[str, float]:
 
 
 def held() -> dict[str, int]:
-    """Resident bytes of the process: now (RSS), and the most since the peak began anew (HWM)."""
+    """Resident bytes of the process: now (RSS), of files (File), and the most since the peak began anew
+    (HWM)."""
     found = _HELD.findall(os.pread(_opened(os.getpid(), STATUS, os.O_RDONLY), 1 << 14, 0))
     return {name.decode(): 1024 * int(kilobytes) for name, kilobytes in found}
 
@@ -191,7 +194,7 @@ def _baseline() -> int | None:
         now = held()
     except OSError:
         return None
-    return now["RSS"] if {"RSS", "HWM"} <= set(now) else None
+    return now["RSS"] - now["File"] if {"RSS", "HWM", "File"} <= set(now) else None
 
 
 def _zones(folder: Path) -> tuple[Zone, ...]:
