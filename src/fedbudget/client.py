@@ -24,8 +24,8 @@ from fedbudget.task import Task
 from fedbudget.types import Job, Knobs, Reply
 from fedbudget.uplink import Uplink
 
-FINISH = 0.02
-"""share of a budget of measured time that is left for what follows the last step"""
+ROOM = 0.02
+"""share of a budget of measured time that stays free, because the last step may take longer than others"""
 
 
 @dataclass(frozen=True)
@@ -127,8 +127,7 @@ def train_client(job: Job, agent: Agent, algorithm: Algorithm, state: ClientStat
         ),
     )
     algorithm.start(run)
-    until = started + (1 - FINISH) * job.seconds if job.seconds is not None else math.inf
-    steps = _local_steps(run, job, agent, algorithm, until)
+    steps = _local_steps(run, job, agent, algorithm, _until(job, started))
     used = replace(knobs, steps=steps.done)
     update, kept = algorithm.finish(run)
     # encoded, and kept until the next round, on the CPU
@@ -162,6 +161,13 @@ def reported(
     if meter is not None:
         return meter(knobs, up, down, read)
     return {"measured": measured(read, up, down)} if read is not None else {}
+
+
+def _until(job: Job, started: float) -> float:
+    """When the last step must be done: what follows takes about as long as what was before the first."""
+    if job.seconds is None:
+        return math.inf
+    return 2 * started - time.perf_counter() + (1 - ROOM) * job.seconds
 
 
 def _local_steps(
