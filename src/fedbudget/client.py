@@ -25,7 +25,7 @@ from fedbudget.types import Job, Knobs, Reply
 from fedbudget.uplink import Uplink
 
 ROOM = 0.02
-"""share of a budget of measured time that stays free, because the last step may take longer than others"""
+"""share of a budget of measured time that stays free: the last step may take longer than others"""
 
 
 @dataclass(frozen=True)
