@@ -543,6 +543,12 @@ def test_a_fleet_is_drawn_by_class_and_held_against_its_own_clock():
     chart = fleet_chart([run])
     panels = {panel.title: panel for panel in chart.panels}
     assert [list(line.y) for line in panels["Replies used, so far"].lines] == [[1, 2]] * 3
+    (shares,) = panels["Replies of each client"].lines
+    assert (list(shares.x), list(shares.y)) == ([1, 2, 3], [2, 2, 2])
+    lost = replace(run, records=[records[0], {**records[1], "dropped": {"1": "late"}}])
+    more = replace(lost, facts={**run.facts, "clients": 4})  # one was never asked
+    (uneven,) = fleet_chart([more]).panels[0].lines
+    assert list(uneven.y) == [0, 1, 2, 2]
     battery = panels["Emptiest battery"].lines
     assert [(line.name, line.place, line.y[0]) for line in battery] == [
         ("mixed, class 0", 0, 0.5),

@@ -1,10 +1,11 @@
 """A simulated fleet by device class: who took part, how warm and how empty devices got."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fedbudget.report.chart import Chart, Line, Panel, in_rows
-from fedbudget.report.course import line, over_seeds
+from fedbudget.report.course import by_run, line, over_seeds
 from fedbudget.report.load import Loaded, by_name
 from fedbudget.report.standing import classes, device_class
 
@@ -17,15 +18,18 @@ def fleet_chart(runs: Sequence[Loaded]) -> Chart | None:
     some = [run for run in runs if any(record.get("world") for record in run.records)]
     if not some:
         return None
+    shares = {name: [_shares(run) for run in same] for name, same in by_name(some).items()}
     panels = [
+        Panel("Replies of each client", "client, fewest first", "replies", by_run(some, shares)),
         Panel("Replies used, so far", "round", "replies", _lines(some, _used, total=True)),
         Panel("Time of the slowest", "round", "device seconds", _lines(some, _worst("seconds"))),
         Panel("Warmest device", "round", "kelvin above ambient", _lines(some, _worst("rise"))),
         Panel("Emptiest battery", "round", "share of full", _lines(some, _worst("charge", min))),
     ]
     text = (
-        "The simulated fleet, by device class, of those that were asked in a round: all of it follows "
-        "from counted work and device profiles."
+        "The simulated fleet: how often each client's reply was used, level being fair to all; then "
+        "by device class, of those that were asked in a round. All of it follows from counted work and "
+        "device profiles."
     )
     return Chart("fleet", "Fleet", text, in_rows([p for p in panels if p.lines], 2))
 
@@ -44,6 +48,18 @@ def _lines(runs: Sequence[Loaded], value: Value, total: bool = False) -> list[Li
             label = f"{name}, class {which}" if number > 1 else name
             found.append(line(course, label, place))
     return found
+
+
+def _shares(run: Loaded) -> dict[int, float]:
+    """How many replies of each client were used, in the order of these numbers."""
+    counts = Counter(
+        client
+        for record in run.records
+        for client in record.get("cohort", ())
+        if str(client) not in record.get("dropped", {})
+    )
+    never = max(0, int(run.facts.get("clients", 0)) - len(counts))
+    return dict(enumerate(map(float, [*[0] * never, *sorted(counts.values())]), 1))
 
 
 def _curve(run: Loaded, value: Value, which: int, number: int, total: bool) -> dict[int, float]:

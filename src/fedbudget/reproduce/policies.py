@@ -64,9 +64,7 @@ CASES = (
         ),
     ),
     Case("planner", ("control.controller=planner",)),
-    Case("planner-work", ("control.controller=planner", "train.normalise=work")),
     Case("planner-choice", ("control.controller=planner", "world.select=power-of-choice")),
-    Case("planner-oort", ("control.controller=planner", "world.select=oort")),
 )
 
 
