@@ -1,5 +1,6 @@
 """Reports and protocols, on records whose answers are known."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
