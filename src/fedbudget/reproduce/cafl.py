@@ -79,7 +79,10 @@ def preset(name: str) -> Preset:
     tokens = torch.zeros(4 * context, dtype=torch.uint8)
     windows = Windows(tokens, context, ((0, len(tokens)),))
     device = devices.named(config.budget.devices[0])
-    known = costs(model, classify(), windows, config.train.optimizer, device, gpt=True)
+    accounting = config.budget.accounting
+    known = costs(
+        model, classify(), windows, config.train.optimizer, device, gpt=True, accounting=accounting
+    )
     train = config.train
     base = Knobs(train.layers or model.layout.depth, train.steps, train.batch)
     return Preset(name, known, base, budgets(config, [known], base)[0])
