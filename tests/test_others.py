@@ -310,7 +310,7 @@ def test_reproduce_knows_its_names(monkeypatch, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main()
     assert stop.value.code == 2
-    assert "cafl, theory, pc-fedavg or policies" in capsys.readouterr().err
+    assert "cafl, theory, pc-fedavg, policies or codecs" in capsys.readouterr().err
 
 
 def test_all_policies_fit_the_presets_fleet_in_every_condition():

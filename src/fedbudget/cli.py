@@ -200,7 +200,7 @@ def plan(
 
 @app.command()
 def reproduce(
-    what: Annotated[str, typer.Argument(help="cafl, theory, pc-fedavg or policies.")],
+    what: Annotated[str, typer.Argument(help="cafl, theory, pc-fedavg, policies or codecs.")],
     out: Annotated[
         Path | None, typer.Option(help="Folder for tables and figures; default runs/WHAT.")
     ] = None,
@@ -218,36 +218,16 @@ def reproduce(
     cafl: table 1 and figures 2-4: resource rows from controllers and proxies alone, and unless
     --quick the training behind them, into OUT/training. theory: CAFL's theorems, no training.
     pc-fedavg: figures 1-4 on MNIST and CIFAR-10, and its rates. policies: what others do under
-    constraints beside the planner, in one table. Called again, each goes on where it stopped.
+    constraints beside the planner, in one table. codecs: what each way to send an update, and each
+    server optimiser, does to the loss. Called again, each goes on where it stopped.
 
     Example: `fedbudget reproduce cafl --quick --out runs/r`
     """
+    from fedbudget.reproduce import named
     from fedbudget.terminal import say
 
     folder = out or Path("runs") / what
-    match what:
-        case "cafl":
-            from fedbudget.reproduce import cafl, trained
-
-            lines = cafl.run(folder)
-            if not quick:
-                print("\n".join(lines))
-                lines = trained.run(folder, seeds, full, set_ or [])
-        case "theory":
-            from fedbudget.reproduce import theory
-
-            lines = theory.run(folder)
-        case "pc-fedavg":
-            from fedbudget.reproduce import pc_fedavg, rates
-
-            lines = pc_fedavg.run(folder, quick, say)
-            lines += ["theorem 3.4 by numbers", "", rates.run(folder, quick)]
-        case "policies":
-            from fedbudget.reproduce import policies
-
-            lines = policies.run(folder, seeds, quick, set_ or [])
-        case _:
-            raise UserError(f"reproduce {what}: it must be cafl, theory, pc-fedavg or policies")
+    lines = named.reproduce(what, folder, seeds, quick, full, set_ or [])
     print("\n".join(lines))
     say(f"wrote tables and figures to {folder}/")
 

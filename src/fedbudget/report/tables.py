@@ -11,7 +11,16 @@ from fedbudget.report.sheets import Sheet, spread
 from fedbudget.report.standing import CLASS_COLUMNS, accounting, budgets, class_rows
 from fedbudget.units import show
 
-__all__ = ["caption", "columns", "comparison", "device_classes", "markdown", "rows", "spread"]
+__all__ = [
+    "caption",
+    "change",
+    "columns",
+    "comparison",
+    "device_classes",
+    "markdown",
+    "rows",
+    "spread",
+]
 
 SHORT = {"communication": "uplink", "temperature": "heat"}
 """headings for narrow terminals"""
@@ -122,6 +131,13 @@ def _kept(summaries: Sequence[Mapping[str, Any]], resource: str) -> str:
 
 def comparison(runs: Sequence[Loaded]) -> Sheet:
     return Sheet(columns(runs), rows(runs), caption(runs), spare=SPARE)
+
+
+def change(runs: Sequence[Loaded], reference: Sequence[Loaded]) -> str:
+    """Of the loss, seed by seed."""
+    before = {run.seed: run.summary["validation"]["loss"] for run in reference}
+    ratios = [run.summary["validation"]["loss"] / before[run.seed] for run in runs]
+    return spread([100 * (ratio - 1) for ratio in ratios], "+.1f").replace("± +", "± ") + "%"
 
 
 def device_classes(runs: Sequence[Loaded]) -> Sheet | None:

@@ -23,7 +23,7 @@ from fedbudget.report.load import Loaded, load_run
 from fedbudget.report.robustness import CONDITIONS, robustness_sheet
 from fedbudget.report.sheets import Sheet, spread
 from fedbudget.report.standing import budgets
-from fedbudget.report.tables import SHORT, comparison
+from fedbudget.report.tables import SHORT, change, comparison
 from fedbudget.report.target import cost_to, default_target, target_sheet
 from fedbudget.training import train_all
 from fedbudget.types import Knobs
@@ -226,20 +226,13 @@ def _row(own: Found, reference: Sequence[Loaded], target: float) -> list[str]:
         f"{own.best.lr:g}" + (f", batch {own.best.batch}" if own.best.batch else ""),
         str(len(own.tried)),
         spread([run.summary["validation"]["loss"] for run in same], ".3f"),
-        _change(same, reference),
+        change(same, reference),
         _kept(same),
         f"{len(costs)} of {len(same)}",
         spread([cost["rounds"] for cost in costs.values()], ".0f"),
         *(shares if pairs else ("-", "-")),
         *(_harder(own, name) for name in list(CONDITIONS)[1:]),
     ]
-
-
-def _change(runs: Sequence[Loaded], reference: Sequence[Loaded]) -> str:
-    """Of the loss, seed by seed."""
-    before = {run.seed: run.summary["validation"]["loss"] for run in reference}
-    ratios = [run.summary["validation"]["loss"] / before[run.seed] for run in runs]
-    return spread([100 * (ratio - 1) for ratio in ratios], "+.1f").replace("± +", "± ") + "%"
 
 
 def _kept(runs: Sequence[Loaded]) -> str:
@@ -263,7 +256,7 @@ def _harder(own: Found, condition: str) -> str:
         return f"cannot: {own.refused[condition]}"
     runs = own.runs[condition]
     kept = _kept(runs)
-    return f"{_change(runs, own.runs[''])}, {kept.split(',')[0] if kept[:4] == 'kept' else kept}"
+    return f"{change(runs, own.runs[''])}, {kept.split(',')[0] if kept[:4] == 'kept' else kept}"
 
 
 def tuning(found: Sequence[Found]) -> Sheet:
