@@ -22,6 +22,7 @@ import contests
 import control
 import page
 import peak
+import planning
 import registered
 import scaling
 import start
@@ -71,6 +72,7 @@ PARTS = {
         "A round without training", contest(contests.NOTHING), contests.nothing_section, 25
     ),
     "start": Part("Start to the first round", start.run, start.section, 5),
+    "plan": Part("Planning", planning.run, planning.section, 9),
     "codecs": Part("Codecs", coding.run, coding.section, 40),
     "agents": Part("PC-FedAvg by the number of agents", agents.run, agents.section, 5),
     "registered": Part("Many registered clients", registered.run, registered.section, 5),

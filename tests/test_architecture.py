@@ -70,7 +70,7 @@ def test_reports_know_run_folders_only():
 def test_all_is_what_is_exported():
     for name in fedbudget.__all__:
         assert getattr(fedbudget, name) is not None
-    assert set(fedbudget.__all__) == {"Budget", "Run", "UserError", "planner", "train"}
+    assert set(fedbudget.__all__) == {"Budget", "Resource", "Run", "UserError", "planner", "train"}
 
 
 def test_a_file_is_one_noun_of_reasonable_length():

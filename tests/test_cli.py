@@ -216,7 +216,7 @@ def test_the_demo_says_so_when_there_is_no_network(tmp_path):
     }
     environment.pop("FEDBUDGET_DATA", None)
     environment.pop("PIP_FIND_LINKS", None)
-    quick = ("--set", "rounds=2", "--set", "train.steps=30", "--set", "model.size=1x32")
+    quick = ("--set", "rounds=2", "--set", "train.steps=40", "--set", "model.size=1x32")
     done = fedbudget("demo", *quick, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
     assert "No network and no Tiny Shakespeare" in done.stdout

@@ -194,7 +194,7 @@ def test_device_classes_are_lists_of_equal_length():
 
 @pytest.mark.parametrize("name", ["cafl", "cafl-l"])
 def test_base_knobs_below_the_papers_floors_are_kept(name):
-    budget = {"accounting": "paper", "energy": "30%"}
+    budget = {"accounting": "paper", "energy": "100%"}
     train = {"cohort": 2, "steps": 5, "batch": 4}
     plan = build(small(budget=budget, control={"controller": name}, train=train))
     knobs = plan.controller.knobs(plan.controller.init(), 0)
@@ -204,7 +204,8 @@ def test_base_knobs_below_the_papers_floors_are_kept(name):
 @pytest.mark.parametrize("controller", ["planner", "cafl", "cafl-l", "clamped", "fixed"])
 def test_every_controller_can_be_named(controller):
     budget = {"energy": "50%", "communication": "20%"}
-    plan = build(small(budget=budget, control={"controller": controller}, train={"cohort": 2}))
+    control = {"controller": controller, "preserve_tokens": False}
+    plan = build(small(budget=budget, control=control, train={"cohort": 2}))
     knobs = plan.controller.knobs(plan.controller.init(), 0)
     assert 1 <= knobs.layers <= 3
 
@@ -212,5 +213,5 @@ def test_every_controller_can_be_named(controller):
 @pytest.mark.parametrize("rule", ["ascent", "nupi", "augmented", "barrier"])
 def test_every_dual_rule_can_be_named(rule):
     budget = {"energy": "50%"}
-    control = {"controller": "cafl", "rule": rule, "zone": "two-sided"}
+    control = {"controller": "cafl", "rule": rule, "zone": "two-sided", "preserve_tokens": False}
     build(small(budget=budget, control=control, train={"cohort": 2}))

@@ -72,7 +72,7 @@ BUDGET = '\n[budget]\nenergy = "60%"\ncommunication = "30%"\n'
 METHODS = {
     "fedavg": TEXT,
     "cafl-l": TEXT
-    + BUDGET
+    + BUDGET.replace("60%", "100%")  # nothing is left of so few steps
     + '[control]\ncontroller = "cafl-l"\neta = 0.5\n[codec]\nfeedback = "error"\n',
     "planner": TEXT + BUDGET + '[control]\ncontroller = "planner"\nleast_steps = 1\n',
     "scaffold": LABELLED.replace("seed = 5", 'seed = 5\nalgorithm = "scaffold"'),

@@ -418,7 +418,7 @@ SUM = ("privacy.clip=1", "privacy.noise=1", "privacy.model=sum")
         (("privacy.clip=1", "train.weighting=examples"), "privacy needs weighting = 'uniform'"),
         ((*SUM, "train.screen=off", "codec.name=int8"), "codes of different clients do not add up"),
         (
-            (*SUM, "train.screen=off", "control.controller=cafl-l", "budget.energy=50%"),
+            (*SUM, "train.screen=off", "control.controller=cafl-l", "budget.communication=50%"),
             "codes of different clients do not add up",
         ),
         ((*SUM, "train.screen=off", "codec.feedback=error"), "needs codec.feedback = 'none'"),

@@ -44,7 +44,8 @@ def test_the_planner_keeps_every_budget_from_round_1(found):
 def test_the_papers_saving_is_a_loss_when_every_sample_is_counted(found):
     _, rows = found
     assert rows["the authors' code (clamped)"].mean("energy") < 0.3 * rows["FedAvg"].mean("energy")
-    assert 1.07 < rows["the authors' code (clamped)"].counted < 1.43
+    used = {name: row.counted_mean("energy") for name, row in rows.items()}
+    assert 1.07 < used["the authors' code (clamped)"] / used["FedAvg"] < 1.43
 
 
 def test_the_page_shows_what_the_code_gives(found):
@@ -62,13 +63,14 @@ def test_an_oscillating_controller_is_not_said_to_keep_its_budget(found):
 
 QUICK = [
     *("rounds=2", "data.source=topics", "model.size=1x16", "model.context=32", "workers=1"),
-    *("train.steps=12", "train.batch=8", "train.layers=3", "control.least_steps=2"),
+    *("train.steps=40", "train.batch=8", "train.layers=3", "control.least_steps=2"),
+    "budget.memory=100%",  # so small a model takes less than the proxy says of an idle device
 ]
 
 
 def test_training_rows_and_figures_are_written_labelled_and_kept(tmp_path, capsys):
     lines = trained.run(tmp_path, seeds=2, full=True, overrides=QUICK)
-    names = {"fedavg", "cafl-l", "planner", "cafl", "table1", "table1-fedavg"}
+    names = {"fedavg", "cafl-l", "planner", "cafl", "table1", "table1-fedavg", "table1-planner"}
     assert {p.name for p in (tmp_path / "training").iterdir()} == names
     assert (tmp_path / "training" / "planner" / "seed-1" / "summary.json").exists()
     assert not (tmp_path / "training" / "table1" / "seed-1").exists()
@@ -87,7 +89,7 @@ def test_training_rows_and_figures_are_written_labelled_and_kept(tmp_path, capsy
     capsys.readouterr()
     again = trained.run(tmp_path, seeds=2, full=True, overrides=QUICK)
     assert again == lines
-    assert capsys.readouterr().out.count("is finished") == 10
+    assert capsys.readouterr().out.count("is finished") == 11
     other = [*QUICK, "train.lr=0.5"]
     with pytest.raises(UserError, match="made with another configuration"):
         trained.run(tmp_path, seeds=2, full=False, overrides=other)

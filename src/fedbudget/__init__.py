@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedbudget.api import Budget, planner, train
     from fedbudget.errors import UserError
+    from fedbudget.resources.own import Resource
     from fedbudget.result import Run
 
 __version__ = "0.1.0"
-__all__ = ["Budget", "Run", "UserError", "planner", "train"]
+__all__ = ["Budget", "Resource", "Run", "UserError", "planner", "train"]
 
 
 def __getattr__(name: str) -> Any:
@@ -21,6 +22,10 @@ def __getattr__(name: str) -> Any:
         from fedbudget.result import Run
 
         return Run
+    if name == "Resource":
+        from fedbudget.resources.own import Resource
+
+        return Resource
     if name == "UserError":
         from fedbudget.errors import UserError
 

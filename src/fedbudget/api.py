@@ -36,6 +36,7 @@ from fedbudget.resources import devices
 from fedbudget.resources.budget import read, resolve
 from fedbudget.resources.costs import Costs, costs
 from fedbudget.resources.meters import check_budgets, sensors
+from fedbudget.resources.own import Resource, check
 from fedbudget.result import Run, facts
 from fedbudget.task import classify, custom
 from fedbudget.types import Knobs, RoundRecord
@@ -96,6 +97,7 @@ def train(
     round_schedule: Literal["constant", "cosine", "cooldown"] = "constant",
     seed: int = 0,
     budget: Mapping[str, str | float] | None = None,
+    resources: Sequence[Resource] = (),
     accounting: Literal["counted", "measured"] = "counted",
     controller: MakeController | None = None,
     codec: str | None = None,
@@ -127,6 +129,7 @@ def train(
     round_schedule: of the step size over the rounds; "cooldown" falls to nothing at their end.
     budget: limits per client and round, Budget(communication="600 kB", energy="27%") or a dict; a
         percentage is of what the settings above would use.
+    resources: of your own, which the budget may name: Resource("money", function, "EUR").
     accounting: what the budget is about: work that is counted, or what clocks, kernel and sensors
         of the machine that trains say, such as Budget(time="20 s", memory="80 MB").
     controller: what turns the knobs to keep the budget: `planner()`, or a function of (costs,
@@ -203,9 +206,10 @@ def train(
             gpt=False,
             vectors=how.vectors,
             accounting=accounting,
+            own=check(resources),
         )
         plain = known.expected(replace(base, codec=flat.layout.raw))
-        limits = resolve(read(budget), plain, known.device.ambient_c)
+        limits = resolve(read(budget, known.own), plain, known.device.ambient_c)
     decide = fixed(base)
     if controller is not None and known is not None:
         decide = controller(known, limits, base, size)
@@ -224,6 +228,7 @@ def train(
         recipe=local,
         meters=(known.meter,) if known else (),
         budgets={accounting: [limits]} if limits else {},
+        units={own.name: own.unit for own in known.own if own.unit} if known else {},
         weighting=weighting,
         normalise=normalise,
         round_schedule=round_schedule,

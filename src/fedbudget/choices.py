@@ -4,11 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rich.table import Table
 
-from fedbudget.control.frontier import Choice, Grid, Progress, affordable
+from fedbudget.control.frontier import THRIFT, Choice, Grid, Progress, affordable
 from fedbudget.control.planner import aims
 from fedbudget.resources.budget import tell
 from fedbudget.resources.costs import Costs
-from fedbudget.units import show
 
 
 def explained(
@@ -26,12 +25,12 @@ def explained(
         how = f"counted on {known.device.name}"
         if known.accounting == "measured":
             how = f"measured; until a client has measured, as {how}"
-        yield f"budgets per {whose} and round, {how}: {tell(limits)}"
-        yield table(choices[:rows], limits)
+        yield f"budgets per {whose} and round, {how}: {tell(limits, known.written)}"
+        yield table(choices[:rows], limits, known)
         yield why(choices, limits)
 
 
-def table(choices: Sequence[Choice], budgets: Mapping[str, float]) -> Table:
+def table(choices: Sequence[Choice], budgets: Mapping[str, float], known: Costs) -> Table:
     """A row a setting, best first; each budget's predicted usage and its share."""
     out = Table(
         caption="each setting with the most steps the budgets allow; the choice, then by progress"
@@ -39,7 +38,7 @@ def table(choices: Sequence[Choice], budgets: Mapping[str, float]) -> Table:
     for name in ("layers", "steps", "batch", "codec", *budgets, "progress", "binds"):
         out.add_column(name, justify="right")
     for c in choices:
-        used = (f"{show(c.usage[r], r)} {c.usage[r] / b:.0%}" for r, b in budgets.items())
+        used = (f"{known.written(c.usage[r], r)} {c.usage[r] / b:.0%}" for r, b in budgets.items())
         k = c.knobs
         out.add_row(
             *(str(k.layers), str(k.steps), str(k.batch), k.codec),
@@ -54,7 +53,10 @@ def why(choices: Sequence[Choice], budgets: Mapping[str, float]) -> str:
     best = choices[0]
     k = best.knobs
     share = best.usage[best.binding] / budgets[best.binding]
+    thrift = ""
+    if any(other.progress > best.progress for other in choices[1:]):
+        thrift = f"; of those within {THRIFT:.0%} of the most progress it sends the least"
     return (
         f"choice: layers={k.layers} steps={k.steps} batch={k.batch} codec={k.codec}; "
-        f"{best.binding} binds, at {share:.1%} of its budget"
+        f"{best.binding} binds, at {share:.1%} of its budget{thrift}"
     )

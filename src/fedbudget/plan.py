@@ -79,6 +79,8 @@ class Plan:
     """what the user should hear before the run starts"""
     accelerator: str = "cpu"
     """where clients compute: cpu, cuda, mps, xpu"""
+    units: Mapping[str, str] = field(default_factory=dict)
+    """of resources of the user's own"""
     evaluate_every: int = 1
     eval_batch: int = 64
 

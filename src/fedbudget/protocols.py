@@ -62,6 +62,8 @@ def robust(path: Path, overrides: Sequence[str], paths: Sequence[Path]) -> dict[
         lists["device"] = settings.budget.devices * 2
     world = settings.world.model_dump() if settings.world.on else {}
     twice = [f"world.{key}={json.dumps(v * 2)}" for key, v in world.items() if isinstance(v, list)]
+    if settings.control.controller in ("cafl-l", "cafl") and not settings.control.per:
+        twice += ["control.per=class"]  # as it is, a cohort shares its duals: here, each half does
     return {
         "": base,
         f"+drop{DROP:.0%}": [*base, f"train.drop={DROP}"],

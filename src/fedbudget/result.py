@@ -23,7 +23,8 @@ from fedbudget.types import RoundRecord
 def facts(plan: Plan, engine: str) -> dict[str, Any]:
     """What a summary says of a run besides its records."""
     clients = len(plan.clients)
-    return {"name": plan.name, "seed": plan.seed, "clients": clients, "engine": engine}
+    units = {"units": dict(plan.units)} if plan.units else {}
+    return {"name": plan.name, "seed": plan.seed, "clients": clients, "engine": engine, **units}
 
 
 @dataclass(frozen=True)

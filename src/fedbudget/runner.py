@@ -63,6 +63,7 @@ def facts(plan: Plan, algorithm: str, controller: str) -> dict[str, Any]:
         "seed": plan.seed,
         "clients": len(plan.clients),
         "cohort": plan.cohort,
+        **({"units": dict(plan.units)} if plan.units else {}),
     }
 
 

@@ -44,6 +44,7 @@ def summarise(
                 "max": fmean(v["worst_infeasibility"] for v in assessed),
             },
         }
+    units = {**UNITS, **MEASURED, **facts.get("units", {})}
     return {
         **facts,
         "rounds": rounds,
@@ -51,7 +52,7 @@ def summarise(
         "complete": len(records) == rounds,
         "validation": validation,
         "usage": {
-            accounting: _usage(records, accounting, budgets.get(accounting, ()))
+            accounting: _usage(records, accounting, budgets.get(accounting, ()), units)
             for accounting in ("counted", "paper", "estimated", "measured")
         },
         "wire": {key: sum(r[key] for r in records) for key in ("up_bytes", "down_bytes")},
@@ -65,7 +66,10 @@ def summarise(
 
 
 def _usage(
-    records: list[dict[str, Any]], accounting: str, classes: Sequence[Mapping[str, float]]
+    records: list[dict[str, Any]],
+    accounting: str,
+    classes: Sequence[Mapping[str, float]],
+    units: Mapping[str, str],
 ) -> dict[str, dict[str, Any]]:
     """Each resource's final mean, worst case and what it says of its budget."""
     rounds: list[dict[str, dict[str, float]]] = [r["usage"].get(accounting, {}) for r in records]
@@ -78,7 +82,7 @@ def _usage(
         found[resource] = {
             "final": fmean(u for clients in used[-LAST:] for u in clients.values()),
             "worst": max(u for clients in used for u in clients.values()),
-            "unit": {**UNITS, **MEASURED}.get(resource, "") if accounting != "paper" else "",
+            "unit": units.get(resource, "") if accounting != "paper" else "",
         }
         if classes and resource in classes[0]:
             limits = [limit[resource] for limit in classes]

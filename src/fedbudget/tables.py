@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Names = list[Annotated[str, Field(min_length=1)]]
 
@@ -120,7 +120,9 @@ class Train(Table):
     server: Literal["mean", "momentum", "adam", "yogi"] = Field(
         "mean", description="what the server makes of the mean update: mean, momentum, adam, yogi"
     )
-    server_lr: float = Field(1.0, gt=0, description="server step size")
+    server_lr: float = Field(
+        1.0, gt=0, description="server step size; where it is not given, 0.01 for adam and yogi"
+    )
     server_momentum: float = Field(
         0.5, ge=0, lt=1, description="momentum: how much of the last step"
     )
@@ -144,6 +146,14 @@ class Train(Table):
         "the mean times the mean work (work: FedNova)",
     )
     evaluate_every: int = Field(1, ge=1, description="rounds between evaluations")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _adaptive_steps(cls, given: Any) -> Any:
+        """Each number moves by up to the step size: 1 would wipe a model out."""
+        if isinstance(given, dict) and given.get("server") in ("adam", "yogi"):
+            return {"server_lr": 0.01, **given}
+        return given
 
     @field_validator("betas", mode="before")
     @classmethod
@@ -176,6 +186,12 @@ class Budget(BaseModel):
         "counted",
         description="which usage the budgets are about: counted, paper (the proxies), measured (by "
         "clocks and sensors of the machine that trains)",
+    )
+
+    resources: list[str] = Field(
+        [],
+        description="resources of one's own that budgets may name: package.module:NAME of a "
+        "fedbudget.Resource",
     )
 
     @property
@@ -248,6 +264,11 @@ class Control(Table):
     )
     epsilon: float = Field(0.05, ge=0, lt=1, description="duals: half-width of the dead zone")
     ema: float = Field(0.0, ge=0, lt=1, description="duals: weight of the past in smoothed usage")
+    per: Literal["", "cohort", "class", "client"] = Field(
+        "",
+        description="cafl-l, cafl: whose duals: cohort (one for all), class, client; empty = client "
+        "where device classes have limits of their own, else cohort",
+    )
     sparsify: bool = Field(
         False,
         description="cafl-l, cafl, clamped: send the top 80% (k > 2) or 60% of the numbers only, "

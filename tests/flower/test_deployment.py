@@ -63,6 +63,8 @@ def settings(folder, rounds, **more):
         "train.cohort": 3,
         "train.steps": 10,
         "train.batch": 4,
+        "budget.energy": "100%",  # what the papers' floors leave of so small a run
+        "budget.memory": "100%",
         **more,
     }
     return " ".join(f"{k}={json.dumps(v)}" for k, v in keys.items()), keys

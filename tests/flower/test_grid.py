@@ -289,6 +289,7 @@ def run_config(tmp_path, config="cafl-l", **more):
         "train.cohort": 3,
         "train.steps": 6,
         "train.batch": 4,
+        **({"budget.energy": "100%", "budget.memory": "100%"} if config == "cafl-l" else {}),
         **more,
     }
 

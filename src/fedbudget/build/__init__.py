@@ -18,8 +18,8 @@ from fedbudget.build.algorithms import (
     step_rule,
     step_warning,
 )
-from fedbudget.build.controllers import of_kinds, search
-from fedbudget.build.materials import data_and_model
+from fedbudget.build.controllers import deaf, of_kinds, out_of_reach, search
+from fedbudget.build.materials import data_and_model, imported
 from fedbudget.build.privacy import noise_warning, privacy
 from fedbudget.build.sets import constraint_sets
 from fedbudget.build.worlds import bearable, selected, working, world
@@ -35,6 +35,7 @@ from fedbudget.plan import Plan
 from fedbudget.resources.budget import read, resolve
 from fedbudget.resources.costs import Costs, costs
 from fedbudget.resources.meters import check_budgets, sensors
+from fedbudget.resources.own import Resource, check
 from fedbudget.task import Task, classify
 from fedbudget.types import Knobs
 from fedbudget.uplink import NOTHING, Uplink
@@ -82,7 +83,7 @@ def prepare(config: Config) -> Prepared:
         gpt = config.model.kind == "gpt"
         vectors = 2 if config.algorithm in TWO_VECTORS else 1
         down = "" if config.codec.down == "raw32" else config.codec.down
-        ways = vectors, down, config.budget.accounting
+        ways = vectors, down, config.budget.accounting, own_resources(config)
         known = costs(model, task, clients[0], train.optimizer, device, gpt, *ways)
         kinds = [known, *(replace(known, device=other) for other in others)]
         limits = budgets(config, kinds, base)
@@ -102,7 +103,12 @@ def build(config: Config, clients: int = 0) -> Plan:
     place(config.accelerator)
     check_precision(train.precision, config.accelerator)
     some = [ready.clients[i] for i in range(min(agents, 8))]
-    warnings = (step_warning(config, some, agents), noise_warning(config))
+    warnings = (
+        step_warning(config, some, agents),
+        noise_warning(config),
+        deaf(config),
+        out_of_reach(config, ready.base, ready.known, ready.limits),
+    )
     fleet = world(config, ready.kinds)
     limits = bearable(config, fleet, ready.limits)
     return Plan(
@@ -134,6 +140,7 @@ def build(config: Config, clients: int = 0) -> Plan:
         selection=selected(config),
         world=fleet,
         budgets={config.budget.accounting: ready.limits} if ready.limits else {},
+        units={own.name: own.unit for own in ready.known.own if own.unit} if ready.known else {},
         round_schedule=train.round_schedule,
         weighting=train.weighting,
         normalise=train.normalise,
@@ -178,8 +185,19 @@ def budgets(config: Config, kinds: Sequence[Costs], base: Knobs) -> list[dict[st
         plain = replace(base, codec=known.layout.raw)
         if known.accounting == "paper" and known.sizes is None:
             raise UserError("budget.accounting = 'paper': the papers' proxies are for GPTs only")
-        found.append(resolve(read(table), known.expected(plain), known.device.ambient_c))
+        found.append(
+            resolve(
+                *(read(table, known.own), known.expected(plain)),
+                *(known.device.ambient_c, known.accounting),
+            )
+        )
     return found
+
+
+def own_resources(config: Config) -> tuple[Resource, ...]:
+    """Those that the config names, imported."""
+    key = "budget.resources"
+    return check([imported(name, key) for name in config.budget.resources])
 
 
 def own_workers(accelerator: str) -> int:

@@ -1,6 +1,6 @@
 """The controller that a config names."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -12,17 +12,28 @@ from fedbudget.control.controller import Controller, fixed
 from fedbudget.control.deadzones import one_sided, two_sided
 from fedbudget.control.duals import Rule, ascent, augmented_lagrangian, log_barrier, nupi
 from fedbudget.control.fedpaq import fedpaq
-from fedbudget.control.frontier import Grid, Progress
+from fedbudget.control.frontier import Grid, Progress, why_not
 from fedbudget.control.heterofl import heterofl
 from fedbudget.control.paper import clamped, dual_controller
 from fedbudget.control.planner import Search, planner
-from fedbudget.control.policies import FLOOR_B, FLOOR_S, Base, cafl, cafl_l
+from fedbudget.control.policies import (
+    ANSWERS,
+    FLOOR_B,
+    FLOOR_S,
+    Base,
+    cafl,
+    cafl_l,
+    reachable,
+)
 from fedbudget.control.rotation import Cycle, rotation
 from fedbudget.control.static import static
 from fedbudget.errors import UserError
 from fedbudget.resources.budget import of_client
 from fedbudget.resources.costs import Costs
 from fedbudget.types import Knobs
+
+DUAL = ("cafl-l", "cafl", "clamped")
+"""the papers' controllers"""
 
 
 def search(config: Config, known: Costs) -> tuple[Grid, Progress]:
@@ -48,6 +59,8 @@ def of_kinds(
     """One for all, or one for each kind of device where they differ."""
     if len(kinds) > 1 and limits:
         pairs = zip(kinds, limits, strict=True)
+        if config.control.controller in DUAL and config.control.per == "cohort":
+            raise UserError("control.per = 'cohort': devices differ in what they take; take class")
         return by_class([controller(config, knobs, k, [own], depth, clients) for k, own in pairs])
     return controller(config, knobs, kinds[0] if kinds else None, limits, depth, clients)
 
@@ -66,6 +79,11 @@ def controller(
         return _rotation(config, knobs, known, limits)
     if control.controller == "fixed" or known is None:
         return fixed(knobs)
+    if control.controller in DUAL and knobs.accumulate > 1:
+        raise UserError(
+            f"train.accumulate = {knobs.accumulate}: {control.controller} chooses it itself, to keep "
+            "steps x batch; set it to 1"
+        )
     base = Base(knobs.layers - 1, knobs.steps, knobs.batch)
     accounting = known.accounting
     match control.controller:
@@ -91,25 +109,98 @@ def controller(
                 accounting=accounting,
                 sparsify=control.sparsify,
             )
-        case name:
-            own = {c: of_client(limits, c) for c in range(clients)}
-            return dual_controller(
-                base,
-                depth,
-                limits[0],
-                partial(  # the papers' floors, unless a config begins below them
-                    cafl_l if name == "cafl-l" else cafl,
-                    s_min=min(FLOOR_S, base.s),
-                    b_min=min(FLOOR_B, base.b),
-                ),
-                _rule(config),
-                accounting=accounting,
-                per="client" if len(limits) > 1 else "cohort",
-                per_client=own if len(limits) > 1 else None,
-                preserve_tokens=control.preserve_tokens,
-                ema=control.ema,
-                sparsify=control.sparsify,
-            )
+        case _:
+            return _duals(config, base, known, limits, clients)
+
+
+def _duals(
+    config: Config,
+    base: Base,
+    known: Costs,
+    limits: list[dict[str, float]],
+    clients: int,
+) -> Controller:
+    """CAFL-L's and CAFL's equations; whose usage moves whose duals is the config's."""
+    control = config.control
+    for budgets in limits:
+        if found := _unreachable(config, known, budgets, base):
+            resource, why = found
+            raise UserError(f"{why}; loosen it, or take it out with --set budget.{resource}=")
+    per = control.per or ("client" if len(limits) > 1 else "cohort")
+    if per == "cohort" and len(limits) > 1:
+        raise UserError(
+            "control.per = 'cohort': device classes have limits of their own; take class"
+        )
+    controller = partial(
+        dual_controller,
+        base,
+        known.layout.depth,
+        policy=partial(  # the papers' floors, unless a config begins below them
+            cafl_l if control.controller == "cafl-l" else cafl,
+            s_min=min(FLOOR_S, base.s),
+            b_min=min(FLOOR_B, base.b),
+        ),
+        rule=_rule(config),
+        accounting=known.accounting,
+        preserve_tokens=control.preserve_tokens,
+        ema=control.ema,
+        sparsify=control.sparsify,
+    )
+    if per == "client":
+        own = {c: of_client(limits, c) for c in range(clients)} if len(limits) > 1 else None
+        return controller(limits[0], per="client", per_client=own)
+    return (
+        by_class([controller(own) for own in limits]) if len(limits) > 1 else controller(limits[0])
+    )
+
+
+def _unreachable(
+    config: Config, known: Costs, budgets: Mapping[str, float], base: Base
+) -> tuple[str, str] | None:
+    """A resource whose dual would grow for ever, and why."""
+    control = config.control
+    least = base.s * 8 // 10 if control.controller == "clamped" else FLOOR_S
+    every = reachable(
+        budgets,
+        base,
+        known.layout.depth,
+        s_min=min(least, base.s),
+        b_min=min(FLOOR_B, base.b),
+        preserve_tokens=control.preserve_tokens,
+        sparsify=control.sparsify,
+    )
+    usages = [known.expected(knobs) for knobs in every]
+    for resource, budget in budgets.items():
+        if resource in ANSWERS and min(u[resource] for u in usages) > budget * (1 + 1e-9):
+            why = why_not(known.expected, every, {resource: budget}, known.written)
+            return resource, f"{control.controller}: {why}"
+    return None
+
+
+def out_of_reach(
+    config: Config, knobs: Knobs, known: Costs | None, limits: Sequence[Mapping[str, float]]
+) -> str:
+    """A warning where the authors' code cannot meet a budget: their own table 1 is such a case."""
+    if config.control.controller != "clamped" or known is None or not limits:
+        return ""
+    base = Base(knobs.layers - 1, knobs.steps, knobs.batch)
+    found = _unreachable(config, known, limits[0], base)
+    return f"{found[1]}; it trains all the same, as the authors' code does" if found else ""
+
+
+def deaf(config: Config) -> str:
+    """A warning where a policy of the papers has no knob for a budget; "" where it has."""
+    control = config.control
+    if control.controller not in DUAL:
+        return ""
+    asked = dict.fromkeys(r for table in config.budget.classes for r in table)
+    odd = [resource for resource in asked if resource not in ANSWERS]
+    if not odd:
+        return ""
+    return (
+        f"{control.controller} has no knob for {', '.join(odd)}: its equations know "
+        f"{', '.join(ANSWERS)} only, so such a budget is reported and not kept"
+    )
 
 
 def _rotation(

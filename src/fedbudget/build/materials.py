@@ -213,12 +213,20 @@ def _module(kind: str, table: Model) -> nn.Module:
 
 def call(name: str, key: str, *arguments: Any) -> Any:
     """Import `package.module:function` and call it with its config table."""
+    made = imported(name, key)
+    try:
+        inspect.signature(made).bind(*arguments)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{key} = {name!r}: {error}") from None
+    return made(*arguments)
+
+
+def imported(name: str, key: str) -> Any:
+    """What `package.module:name` names."""
     module, _, function = name.partition(":")
     if os.getcwd() not in sys.path:  # a user's module beside the config, as with `python -m`
         sys.path.insert(0, os.getcwd())
     try:
-        made = getattr(importlib.import_module(module), function)
-        inspect.signature(made).bind(*arguments)
+        return getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise UserError(f"{key} = {name!r}: {error}") from None
-    return made(*arguments)

@@ -113,14 +113,19 @@ def farthest(
     return at(steps=low)
 
 
-def why_not(forecast: Forecast, settings: Sequence[Knobs], budgets: Mapping[str, float]) -> str:
+def why_not(
+    forecast: Forecast,
+    settings: Sequence[Knobs],
+    budgets: Mapping[str, float],
+    written: Callable[[float, str], str] = show,
+) -> str:
     """The sentence that says which budget no setting can meet, and its least value."""
     for resource, budget in budgets.items():
         knobs = min(settings, key=lambda x: forecast(x)[resource])
         if (least := forecast(knobs)[resource]) > budget:
             return (
-                f"no setting meets {resource} <= {show(budget, resource)}; the least is "
-                f"{show(least, resource)}, at layers={knobs.layers} steps={knobs.steps} "
+                f"no setting meets {resource} <= {written(budget, resource)}; the least is "
+                f"{written(least, resource)}, at layers={knobs.layers} steps={knobs.steps} "
                 f"batch={knobs.batch} codec={knobs.codec}"
             )
     return (

@@ -4,7 +4,7 @@ k counts unfrozen blocks, s local steps, b the examples of a micro-batch, q the 
 A resource that has no dual counts as 0.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import ceil, floor
 from typing import NamedTuple
 
@@ -17,6 +17,15 @@ class Base(NamedTuple):
     k: int
     s: int
     b: int
+
+
+ANSWERS: Mapping[str, str] = {
+    "communication": "kq",
+    "memory": "kbq",
+    "energy": "s",
+    "temperature": "ksb",
+}
+"""resource -> the knobs that its dual turns, in both papers"""
 
 
 class Threshold(NamedTuple):
@@ -49,7 +58,7 @@ def cafl_l(
     prices: Prices,
     base: Base,
     *,
-    a_k: float = 5.4,
+    a_k: float | None = None,
     b_s: float = 1.6,
     g_b: float = 8.0,
     s_min: int = FLOOR_S,
@@ -58,9 +67,10 @@ def cafl_l(
     """CAFL-L eqs 5-7.
 
     Its weights are unpublished. The defaults are those of the same authors' CAFL (section 5.1),
-    whose eqs 10-12 have these as their first order: xi_k k0 = 1.8 x 3, xi_s = 1.6, xi_b = 8.
+    whose eqs 10-12 have these as their first order: a_k = 1.8 k0, b_s = 1.6, g_b = 8.
     """
     communication, memory, energy, temperature = _pressures(prices)
+    a_k = 1.8 * base.k if a_k is None else a_k
     return Base(
         max(1, base.k - floor(a_k * (communication + memory + 0.5 * temperature))),
         max(s_min, floor(base.s * (1 - b_s * (energy + temperature)))),
@@ -141,6 +151,29 @@ def to_knobs(
         accumulate=accumulation(target, setting.s, setting.b) if preserve_tokens else 1,
         codec=f"topk{sparsity(setting.k)}%+{codec}" if sparsify else codec,
     )
+
+
+def reachable(
+    budgets: Iterable[str],
+    base: Base,
+    depth: int,
+    *,
+    s_min: int,
+    b_min: int,
+    preserve_tokens: bool = True,
+    sparsify: bool = False,
+) -> list[Knobs]:
+    """What the duals of these budgets can come to, where k and q are at their least.
+
+    Steps and batch go all the way: with tokens preserved, fewer steps may take more micro-batches.
+    """
+    turned = {knob for resource in budgets for knob in ANSWERS.get(resource, "")}
+    k = 1 if "k" in turned else base.k
+    q = max(CODECS) if "q" in turned else 0
+    steps = range(s_min, base.s + 1) if "s" in turned else (base.s,)
+    batches = range(b_min, base.b + 1) if "b" in turned else (base.b,)
+    how = CODECS, preserve_tokens, sparsify
+    return [to_knobs(Base(k, s, b), q, base, depth, *how) for s in steps for b in batches]
 
 
 def sparsity(k: int) -> int:

@@ -42,6 +42,8 @@ from fedbudget.models.flat import FlatModel
 from fedbudget.resources import budget as budgets
 from fedbudget.resources import counted, devices
 from fedbudget.resources.costs import Costs, costs, frame_bytes
+from fedbudget.resources.own import Resource, added
+from fedbudget.resources.own import check as check_resources
 from fedbudget.runs import RunFolder
 from fedbudget.task import classify, custom
 from fedbudget.types import Job, Knobs, RoundRecord
@@ -57,7 +59,8 @@ class ArrayCosts(Costs):
 
     def forecast(self, knobs: Knobs) -> dict[str, float]:
         up = frame_bytes(self.layout, knobs)
-        return counted.usage(self.shape, self.device, knobs, up, self.array_bytes)
+        used = counted.usage(self.shape, self.device, knobs, up, self.array_bytes)
+        return added(self.own, knobs, used)
 
 
 class Budgeted(Strategy):
@@ -68,6 +71,7 @@ class Budgeted(Strategy):
     example: an (x, y) batch or a data set, to count the model's work on.
     budget: limits per node and round, Budget(communication="600 kB", energy="27%") or a dict; a
         percentage is of what the base knobs use.
+    resources: of your own, which the budget may name: Resource("money", function, "EUR").
     controller: what turns the knobs; the planner where none is given.
     base: the app's own settings; where none are given, all layers with `steps` of `batch`.
     device: the profile that turns counted work into joules and degrees.
@@ -86,6 +90,7 @@ class Budgeted(Strategy):
         model: nn.Module,
         example: Any,
         budget: Mapping[str, str | float],
+        resources: Sequence[Resource] = (),
         controller: MakeController | None = None,
         base: Knobs | None = None,
         steps: int = 60,
@@ -107,10 +112,12 @@ class Budgeted(Strategy):
         _check(self.base, self.layout.depth, optimizer)
         task = custom(loss) if loss is not None else classify()
         profile = devices.named(device)
-        known = costs(whole, task, as_examples(example), optimizer, profile, gpt=False)
+        ready = as_examples(example)
+        own = check_resources(resources)
+        known = costs(whole, task, ready, optimizer, profile, gpt=False, own=own)
         self.costs = ArrayCosts(**vars(known), array_bytes=down_bytes)
         reference = self.costs.forecast(self.base)
-        self.limits = budgets.resolve(budgets.read(budget), reference, profile.ambient_c)
+        self.limits = budgets.resolve(budgets.read(budget, own), reference, profile.ambient_c)
         self.seed = seed
         self.clients: dict[int, int] = {}
         self.dropped: dict[int, dict[int, str]] = {}
@@ -141,7 +148,7 @@ class Budgeted(Strategy):
     def summary(self) -> None:
         """Log the budgets, then what the strategy inside has to say."""
         LOG.info("\t├──> Budgets per node and round (%s):", self.costs.device.name)
-        LOG.info("\t│\t└── %s", budgets.tell(self.limits))
+        LOG.info("\t│\t└── %s", budgets.tell(self.limits, self.costs.written))
         self.strategy.summary()
 
     def start(
@@ -170,7 +177,9 @@ class Budgeted(Strategy):
                 noted if evaluate_fn is not None else None,
             )
         finally:
-            facts = {"seed": self.seed, "clients": len(self.clients)}
+            facts: dict[str, Any] = {"seed": self.seed, "clients": len(self.clients)}
+            if units := {own.name: own.unit for own in self.costs.own if own.unit}:
+                facts["units"] = units
             self._journal.close(facts, num_rounds, self.limits)
         if self._journal.folder is not None and result.arrays:
             self._journal.folder.save_model(result.arrays.to_torch_state_dict())

@@ -19,11 +19,12 @@ class Limit(NamedTuple):
     resource: str
     classes: tuple[float, ...]
     """one for each device class"""
+    unit: str = ""
 
     def written(self) -> str:
         """Each class's limit once, with its unit; the papers' proxies have none."""
         plain = self.accounting == "paper"
-        amounts = [f"{b:.3g}" if plain else show(b, self.resource) for b in self.classes]
+        amounts = [f"{b:.3g}" if plain else show(b, self.resource, self.unit) for b in self.classes]
         return ", ".join(dict.fromkeys(amounts))
 
 
@@ -50,7 +51,7 @@ def limits(run: Loaded) -> list[Limit]:
     for resource, use in budgets(run.summary).items():
         given = use["budget"]
         classes = tuple(given) if isinstance(given, list) else (given,)
-        found.append(Limit(accounting(run.summary), resource, classes))
+        found.append(Limit(accounting(run.summary), resource, classes, use.get("unit", "")))
     return found
 
 

@@ -108,17 +108,16 @@ def target_sheet(runs: Sequence[Loaded], target: float, at: int | None = None) -
         )
     if at is not None:
         text += f" The target is {first}'s mean loss at round {at}."
-        full = [cost_of(run, at) for run in same]
+        full = {run.seed: cost_of(run, at) for run in same}
         for name, others in list(by_name(runs).items())[1:]:
-            costs = [c for run in others if (c := cost_to(run, target)) is not None]
-            if costs and all(c["energy"] > 0 for c in (*costs, *full)):
-                shares = (
-                    fmean(c[what] for c in costs) / fmean(c[what] for c in full)
-                    for what in ("energy", "uplink")
-                )
-                energy, uplink = (f"{100 * share:.1f}%" for share in shares)
+            reached = {run.seed: c for run in others if (c := cost_to(run, target)) is not None}
+            pairs = [(c, full[seed]) for seed, c in reached.items() if seed in full]
+            if pairs and all(c["energy"] > 0 for pair in pairs for c in pair):
+                few = "" if len(reached) == len(others) else f", in the {len(reached)} of "
+                few += f"{len(others)} seeds that reached it" if few else ""
                 text += (
-                    f" Over what {first} spends in {at} rounds, {name} took {energy} of the "
-                    f"energy and {uplink} of the uplink."
+                    f" Over what {first} spends in {at} rounds, {name} took "
+                    f"{_share(pairs, 'energy')} of the energy and {_share(pairs, 'uplink')} of the "
+                    f"uplink{few}."
                 )
     return Sheet(columns, target_rows(runs, target), text, f"cost to a loss of {target:.4g}")

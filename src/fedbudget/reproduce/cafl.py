@@ -1,8 +1,8 @@
 """CAFL-L and CAFL: the resource rows of table 1, by running controllers against the proxies alone.
 
 No training: usage follows from the knobs. Every row starts at lambda = 0 and is the mean of the
-last 5 of 50 rounds. Beside the papers' proxy stands what the same knobs cost when every sample is
-counted, the accumulated ones and the forward pass through frozen layers too.
+last 5 of 50 rounds, in both accountings: the papers' proxies, and what the same knobs cost when
+everything is counted, the accumulated samples and the forward pass through frozen layers too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,6 +34,7 @@ from fedbudget.resources.costs import Costs, costs
 from fedbudget.resources.proxies import LEVELS
 from fedbudget.task import classify
 from fedbudget.types import Knobs
+from fedbudget.units import show
 
 RESOURCES = ("energy", "communication", "temperature", "memory")
 PAPER: Mapping[str, Mapping[str, float]] = {
@@ -42,6 +43,7 @@ PAPER: Mapping[str, Mapping[str, float]] = {
     "CAFL-L": {"energy": 1.35e6, "communication": 0.28e6, "temperature": 0.57, "memory": 0.24},
 }
 """table 1 of both papers, as printed"""
+COUNTING = "planner, counted budgets"
 VOCABULARY = 65
 ROUNDS = 50
 LAST = 5
@@ -53,11 +55,14 @@ class Row:
 
     name: str
     path: Sequence[Simulated]
-    counted: float
-    """energy of the last knobs, every sample counted, over FedAvg's"""
+    counted: Sequence[Mapping[str, float]]
+    """usage in the last rounds, in counted units"""
 
     def mean(self, resource: str) -> float:
         return fmean(step.usage[resource] for step in self.path[-LAST:])
+
+    def counted_mean(self, resource: str) -> float:
+        return fmean(usage[resource] for usage in self.counted)
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,12 @@ class Preset:
     known: Costs
     base: Knobs
     budgets: Mapping[str, float]
+
+    @property
+    def counted_budgets(self) -> dict[str, float]:
+        """At the same ratios to what the base knobs use."""
+        proxy, counted = self.known.paper(self.base), self.known.forecast(self.base)
+        return {r: limit / proxy[r] * counted[r] for r, limit in self.budgets.items()}
 
 
 def preset(name: str) -> Preset:
@@ -106,15 +117,19 @@ def controllers(of: Preset) -> dict[str, Controller]:
     grid, progress = wide.over(of.known, of.base.layers, cohort=6)
     grid = replace(grid, layers=grid.layers[1:])  # the papers train one block at least
     found["planner"] = planner(of.known.paper, grid, progress, [of.budgets], accounting="paper")
+    found[COUNTING] = planner(of.known.forecast, grid, progress, [of.counted_budgets])
     return found
 
 
 def rows(of: Preset) -> list[Row]:
-    reference = of.known.forecast(of.base)["energy"]
     found = []
     for name, controller in controllers(of).items():
-        path = simulate(controller, of.known.paper, ROUNDS)
-        counted = of.known.forecast(replace(path[-1].knobs, codec="raw32"))["energy"] / reference
+        if name == COUNTING:
+            told = simulate(controller, of.known.forecast, ROUNDS, "counted")
+            path = [step._replace(usage=of.known.paper(step.knobs)) for step in told]
+        else:
+            path = simulate(controller, of.known.paper, ROUNDS)
+        counted = [of.known.forecast(step.knobs) for step in path[-LAST:]]
         found.append(Row(name, path, counted))
     return found
 
@@ -131,10 +146,8 @@ def cell(row: Row, resource: str, budget: float) -> str:
     return printed(row.mean(resource), resource) + over
 
 
-HEAD = (
-    *("controller", "energy (1e6)", "comm (MB)", "temp", "memory"),
-    *("ends at", "samples", "counted energy"),
-)
+HEAD = ("controller", "energy (1e6)", "comm (MB)", "temp", "memory", "ends at", "samples")
+COUNTED_HEAD = ("controller", "energy of FedAvg's", *RESOURCES)
 
 
 def table(of: Preset, found: Sequence[Row]) -> list[list[str]]:
@@ -143,20 +156,40 @@ def table(of: Preset, found: Sequence[Row]) -> list[list[str]]:
     if of.name == "table1":
         for name in ("FedAvg", "CAFL-L"):
             paper = (printed(PAPER[name][r], r) for r in RESOURCES)
-            lines.append([f"paper: {name}", *paper, "", "", ""])
-    lines.append(["budget", *(printed(of.budgets[r], r) for r in RESOURCES), "", "", ""])
+            lines.append([f"paper: {name}", *paper, "", ""])
+    lines.append(["budget", *(printed(of.budgets[r], r) for r in RESOURCES), "", ""])
     target = of.base.steps * of.base.batch
     for row in found:
         k = row.path[-1].knobs
         ends = f"k={k.layers - 1} s={k.steps} b={k.batch} G={k.accumulate} {k.codec}"
         samples = k.steps * k.batch * k.accumulate / target
         cells = (cell(row, r, of.budgets[r]) for r in RESOURCES)
-        lines.append([row.name, *cells, ends, f"{samples:.2f}x", f"{row.counted:.2f}x"])
+        lines.append([row.name, *cells, ends, f"{samples:.2f}x"])
+    return lines
+
+
+def counted_table(of: Preset, found: Sequence[Row]) -> list[list[str]]:
+    """Usage over budgets at the same ratios to FedAvg's, all in counted units."""
+    limits = of.counted_budgets
+    reference = of.known.forecast(of.base)["energy"]
+    units = (show(limits[r], r) for r in RESOURCES)
+    lines = [["budget", f"{limits['energy'] / reference:.2f}x", *units]]
+    for row in found:
+        cells = []
+        for r in RESOURCES:
+            over = max(usage[r] for usage in row.counted) > limits[r] * (1 + 1e-9)
+            cells.append(f"{row.counted_mean(r) / limits[r]:.2f}x" + " over" * over)
+        lines.append([row.name, f"{row.counted_mean('energy') / reference:.2f}x", *cells])
     return lines
 
 
 def markdown(of: Preset, found: Sequence[Row]) -> str:
-    lines = [list(HEAD), *table(of, found)]
+    """The papers' proxies, and below them the same knobs counted, over their budgets."""
+    proxies = _written([list(HEAD), *table(of, found)])
+    return proxies + "\n" + _written([list(COUNTED_HEAD), *counted_table(of, found)])
+
+
+def _written(lines: list[list[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     lines.insert(1, ["-" * width for width in widths])
     padded = ([c.ljust(w) for c, w in zip(line, widths, strict=True)] for line in lines)
@@ -212,5 +245,8 @@ def run(out: Path) -> list[str]:
         text = markdown(of, found)
         write(out / f"{name}.md", text.encode())
         figure(of, found).savefig(out / f"{name}.png", dpi=120)
-        lines += [f"{name}: papers' proxies, mean of the last {LAST} of {ROUNDS} rounds", "", text]
+        about = (
+            f"papers' proxies, then counted over budget, mean of the last {LAST} of {ROUNDS} rounds"
+        )
+        lines += [f"{name}: {about}", "", text]
     return lines

@@ -74,6 +74,16 @@ LARGE = Group(
     (
         Case("table1-fedavg", "table1", ("control.controller=fixed",), "FedAvg"),
         Case("table1", "table1", paper="CAFL-L"),
+        Case(
+            "table1-planner",  # with what configs/planner.toml has, and the step size for its batch
+            "table1",
+            (
+                *("control.controller=planner", "budget.accounting=counted"),
+                *(f'budget.{resource}="{share}"' for resource, share in RATIOS.items()),
+                *("train.server=momentum", "train.server_momentum=0.5"),
+                "train.lr_rule=square-root",
+            ),
+        ),
     ),
     "table1",
     tuple(f'budget.{resource}="{share}"' for resource, share in RATIOS.items()),

@@ -13,9 +13,11 @@ from fedbudget.models.flat import FlatModel, Layout
 from fedbudget.resources import counted, meters, proxies
 from fedbudget.resources.counted import Shape
 from fedbudget.resources.devices import Device
+from fedbudget.resources.own import Resource, added
 from fedbudget.task import Task
 from fedbudget.threads import one_thread
 from fedbudget.types import Accounting, Knobs
+from fedbudget.units import show
 
 
 @dataclass(frozen=True)
@@ -33,11 +35,14 @@ class Costs:
     """how the model travels down; "" as it is"""
     accounting: Accounting = "counted"
     """what budgets are about, and so which of the reported usage a controller learns from"""
+    own: tuple[Resource, ...] = ()
+    """the user's"""
 
     def forecast(self, knobs: Knobs) -> dict[str, float]:
         """Counted usage to expect: bytes are those of a frame with these knobs, all layers down."""
         up = frame_bytes(self.layout, knobs, self.vectors)
-        return counted.usage(self.shape, self.device, knobs, up, self._whole_bytes)
+        found = counted.usage(self.shape, self.device, knobs, up, self._whole_bytes)
+        return added(self.own, knobs, found)
 
     def expected(self, knobs: Knobs) -> dict[str, float]:
         """What a client will report of these knobs, in the budgets' accounting.
@@ -76,7 +81,8 @@ class Costs:
         read: Mapping[str, float] | None = None,
     ) -> Mapping[str, dict[str, float]]:
         """What a client reports: each accounting on its own. `read` is what its meters say."""
-        found = {"counted": counted.usage(self.shape, self.device, knobs, up_bytes, down_bytes)}
+        used = counted.usage(self.shape, self.device, knobs, up_bytes, down_bytes)
+        found = {"counted": added(self.own, knobs, used)}
         if read is not None:
             found["estimated"] = meters.estimated(read, self.device)
             found["measured"] = meters.measured(read, up_bytes, down_bytes, self.device.ambient_c)
@@ -84,6 +90,13 @@ class Costs:
         if self.sizes is not None and top and proxies.level(knobs.codec) is not None:
             found["paper"] = self.paper(knobs)
         return found
+
+    def written(self, value: float, resource: str) -> str:
+        """An amount for people; the papers' proxies have no unit."""
+        if self.accounting == "paper":
+            return f"{value:.4g}"
+        units = {own.name: own.unit for own in self.own}
+        return show(value, resource, units.get(resource, ""))
 
     def noise(self, codec: str) -> float:
         """NMSE of a codec, tried on Gaussian numbers."""
@@ -100,12 +113,13 @@ def costs(
     vectors: int = 1,
     down_codec: str = "",
     accounting: Accounting = "counted",
+    own: tuple[Resource, ...] = (),
 ) -> Costs:
     """Count a model's work; `gpt` says that the papers' proxies apply to it."""
     with one_thread(), seeds.torch_seeded(0, 0, seeds.SERVER, "costs"):
         shape = counted.measure(model, task, examples, optimizer)
     sizes = proxies.group_sizes(model.layout) if gpt else None
-    return Costs(shape, device, model.layout, sizes, vectors, down_codec, accounting)
+    return Costs(shape, device, model.layout, sizes, vectors, down_codec, accounting, own)
 
 
 def frame_bytes(layout: Layout, knobs: Knobs, vectors: int = 1) -> int:

@@ -1,0 +1,53 @@
+"""A resource of one's own: what a round takes of it, from its knobs and from what is counted of it."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from fedbudget.errors import UserError
+from fedbudget.types import Knobs
+from fedbudget.units import UNITS
+
+RESERVED = (*UNITS, "device", "accounting", "resources")
+
+
+class Resource(NamedTuple):
+    """Counted like the others, before a round and after it; budgets may name it."""
+
+    name: str
+    amount: Callable[[Knobs, Mapping[str, float]], float]
+    """(knobs, counted usage in SI units) -> how much of it a client's round takes"""
+    unit: str = ""
+    """as budgets write it, such as "EUR"; without one they are plain numbers"""
+
+
+def check(resources: Sequence[Resource]) -> tuple[Resource, ...]:
+    """Each is a Resource with a name of its own."""
+    seen: set[str] = set()
+    for i, own in enumerate(resources):
+        if not isinstance(own, Resource):
+            raise UserError(
+                f"resources[{i}] is a {type(own).__name__}; it must be a fedbudget.Resource"
+            )
+        if own.name in RESERVED or own.name in seen or not own.name.isidentifier():
+            raise UserError(
+                f"resources[{i}]: the name {own.name!r} is taken or has other signs than letters, "
+                "digits and _; choose another"
+            )
+        seen.add(own.name)
+    return tuple(resources)
+
+
+def added(
+    resources: Sequence[Resource], knobs: Knobs, counted: Mapping[str, float]
+) -> dict[str, float]:
+    """Counted usage, and after it the user's own; each sees those before it."""
+    found = dict(counted)
+    for own in resources:
+        amount = float(own.amount(knobs, found))
+        if not (math.isfinite(amount) and amount >= 0):
+            raise UserError(
+                f"the resource {own.name} comes to {amount} at {knobs}; it must be finite, 0 or more"
+            )
+        found[own.name] = amount
+    return found

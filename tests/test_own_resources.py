@@ -1,0 +1,142 @@
+"""A resource of a user's own: counted, budgeted, kept and reported like the others."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import fedbudget as fb
+from fedbudget.build import build
+from fedbudget.config import find_config, load
+from fedbudget.control.duals import ascent
+from fedbudget.control.paper import dual_controller
+from fedbudget.control.policies import Base
+
+x, y = torch.randn(120, 10), torch.arange(120) % 3
+LINKS = [(x[i::3], y[i::3]) for i in range(3)]
+
+
+def model():
+    return nn.Sequential(nn.Linear(10, 60), nn.ReLU(), nn.Linear(60, 3))
+
+
+def euros(knobs, counted):
+    return 2e-9 * counted["communication"] + 1e-7 * knobs.steps
+
+
+MONEY = fb.Resource("money", euros, "EUR")
+
+
+def trained(**more):
+    about = {"rounds": 3, "steps": 40, "quiet": True, "resources": [MONEY]}
+    return fb.train(model, LINKS, (x, y), **{**about, **more})
+
+
+def test_the_planner_keeps_it_and_the_report_has_it_with_its_unit(tmp_path):
+    run = trained(budget=fb.Budget(money="3 mEUR", energy="100%"), controller=fb.planner())
+    assert run.summary["usage"]["counted"]["money"]["budget"] == pytest.approx(3e-3)
+    run = trained(budget=fb.Budget(money="2.3e-6 EUR", energy="100%"), controller=fb.planner())
+    spent = run.summary["usage"]["counted"]["money"]
+    assert spent["unit"] == "EUR"
+    assert 0.8 < spent["ratio"] <= spent["worst_ratio"] <= 1
+    record = run.records[0]
+    knobs, counted = record.knobs["*"], record.usage["counted"][str(record.cohort[0])]
+    assert counted["money"] == pytest.approx(euros(knobs, counted))
+    run.report(tmp_path / "run.md")
+    assert "money" in (tmp_path / "run.md").read_text()
+
+
+def test_a_dual_of_its_own_moves_a_policy_that_reads_it():
+    def fewer(prices, base):
+        return Base(base.k, max(5, int(base.s * (1 - 4 * prices.get("money", 0.0)))), base.b)
+
+    def duals(known, budgets, base, cohort):
+        start = Base(base.layers, base.steps, base.batch)
+        how = {"accounting": "counted", "preserve_tokens": False}
+        return dual_controller(start, 2, budgets, fewer, ascent(eta=0.05), **how)
+
+    run = trained(budget={"money": "50%"}, controller=duals, rounds=12)
+    steps = [record.knobs["*"].steps for record in run.records]
+    assert steps[0] == 40
+    assert steps == sorted(steps, reverse=True)
+    assert run.records[-1].duals
+    spent = [record.usage["counted"]["0"]["money"] for record in run.records]
+    assert spent[-1] < 0.8 * spent[0]
+
+
+def test_a_budget_that_it_cannot_meet_is_refused_with_its_least_value():
+    with pytest.raises(fb.UserError, match=r"no setting meets money <= 1e-09.*the least is"):
+        trained(budget={"money": 1e-9}, controller=fb.planner())
+
+
+@pytest.mark.parametrize(
+    ("resources", "budget", "why"),
+    [
+        ([fb.Resource("energy", euros)], {"energy": 1}, "the name 'energy' is taken"),
+        ([fb.Resource("my money", euros)], {"energy": 1}, "other signs than letters"),
+        ([MONEY, MONEY], {"energy": 1}, r"resources\[1\]: the name 'money' is taken"),
+        ([euros], {"energy": 1}, "it must be a fedbudget.Resource"),
+        ([MONEY], {"money": "2 USD"}, "the unit 'USD' is unknown here; write \"2 EUR\""),
+        ([MONEY], {"monye": 2}, "nothing counts it; counted are .*money"),
+        ([fb.Resource("money", lambda k, c: float("nan"))], {"money": 2}, "comes to nan"),
+        ([fb.Resource("money", lambda k, c: -1.0)], {"money": 2}, "comes to -1.0"),
+    ],
+)
+def test_what_is_wrong_with_one_is_said(resources, budget, why):
+    with pytest.raises(fb.UserError, match=why):
+        trained(resources=resources, budget=budget)
+
+
+PRICES = """
+from fedbudget import Resource
+
+def seconds(knobs, counted):
+    return 0.5 + counted["time"]
+
+LATENCY = Resource("latency", seconds, "s")
+"""
+TINY = {
+    "rounds": 2,
+    "workers": 2,
+    "data.source": "topics",
+    "model.size": "1x16",
+    "model.context": "32",
+    "budget.resources": '["prices:LATENCY"]',
+    "budget.latency": "600 ms",
+    "control.least_steps": 1,
+}
+
+
+def test_a_config_names_it_and_a_run_keeps_it_in_worker_processes(tmp_path):
+    (tmp_path / "prices.py").write_text(PRICES)
+    changes = [word for key, value in TINY.items() for word in ("--set", f"{key}={value}")]
+
+    def fedbudget(*words):
+        command = [sys.executable, "-m", "fedbudget.cli", *words, *changes]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    plan = fedbudget("plan", "planner")
+    assert plan.returncode == 0, plan.stderr
+    assert "latency <= 600 ms" in plan.stdout
+    done = fedbudget("run", "planner", "--out", "r")
+    assert done.returncode == 0, done.stderr
+    spent = json.loads((tmp_path / "r" / "summary.json").read_text())["usage"]["counted"]["latency"]
+    assert spent["unit"] == "s"
+    assert spent["worst_ratio"] <= 1
+    changes += ["--set", "budget.latency=0.4 s"]
+    refused = fedbudget("run", "planner", "--out", "no")
+    assert refused.returncode == 2
+    assert "no setting meets latency <= 0.4; the least is 0.5" in refused.stderr
+    assert not (tmp_path / "no").exists()
+    changes[-1] = "budget.resources=prices:NOTHING"
+    assert fedbudget("plan", "planner").returncode == 2
+
+
+def test_a_policy_without_a_knob_for_a_budget_warns():
+    own = ["data.source=topics", "budget.time=[100.0, 100.0, 100.0]"]
+    plan = build(load(find_config("classes"), own))
+    assert any("cafl-l has no knob for time" in warning for warning in plan.warnings)
+    assert build(load(find_config("classes"), own[:1])).warnings == ()

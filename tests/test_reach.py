@@ -1,0 +1,120 @@
+"""What the papers' knobs can come to, said before training; and whose duals they are."""
+
+import re
+from itertools import product
+
+import pytest
+
+from fedbudget import cli
+from fedbudget.build import build
+from fedbudget.config import find_config, load
+from fedbudget.control.policies import Base, cafl, cafl_l, reachable, to_knobs
+from fedbudget.errors import UserError
+from fedbudget.types import Reply
+
+OWN = ["data.source=topics"]
+
+
+def made(name, *changes):
+    return build(load(find_config(name), [*OWN, *changes]))
+
+
+@pytest.mark.parametrize("name", ["cafl-l", "cafl"])
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        (["budget.memory=50%"], r"no setting meets memory <= 0.17\d+; the least is 0.24\d+"),
+        (["budget.communication=1%"], "no setting meets communication <= .*the least is"),
+        (["budget.memory=", "budget.temperature=", "budget.communication=1%"], "communication"),
+        (["budget.accounting=counted"], r"no setting meets energy <= .* J; the least is .* J"),
+    ],
+)
+def test_a_budget_below_what_the_knobs_can_come_to_is_refused(name, changes, why):
+    with pytest.raises(UserError, match=f"{name}: .*{why}") as refused:
+        made(name, *changes)
+    assert "take it out with --set budget." in str(refused.value)
+
+
+def test_it_is_exit_code_2_and_nothing_is_written(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "r"
+    words = ["run", "cafl-l", "--set", "budget.memory=1%", "--set", OWN[0], "--out", str(out)]
+    monkeypatch.setattr("sys.argv", ["fedbudget", *words])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 2
+    assert "no setting meets memory" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_without_token_preservation_counted_energy_can_be_met():
+    made("cafl-l", "budget.accounting=counted", "control.preserve_tokens=false")
+
+
+def test_the_authors_code_warns_of_its_own_table_1():
+    (warning,) = made("table1").warnings
+    assert re.search(r"no setting meets energy <= 1.2e\+06; the least is 1.3\d+e\+06", warning)
+    assert made("table1", "budget.energy=1.5e6").warnings == ()
+
+
+@pytest.mark.parametrize("policy", [cafl_l, cafl])
+@pytest.mark.parametrize("named", [("energy",), ("memory",), ("energy", "communication")])
+def test_no_dual_leads_below_what_is_called_reachable(policy, named):
+    base, floors = Base(3, 60, 16), {"s_min": 10, "b_min": 8}
+    every = reachable(named, base, 4, **floors)
+    least = [min(getattr(k, key) for k in every) for key in ("layers", "steps", "batch")]
+    for prices in product((0.0, 0.05, 0.3, 1.0, 1e6), repeat=len(named)):
+        setting = policy(dict(zip(named, prices, strict=True)), base, **floors)
+        knobs = to_knobs(setting, 0, base, 4)
+        assert [knobs.layers, knobs.steps, knobs.batch] >= least
+        assert all(
+            a >= b for a, b in zip((knobs.layers, knobs.steps, knobs.batch), least, strict=True)
+        )
+    far = policy(dict.fromkeys(named, 1e6), base, **floors)
+    assert [far.k + 1, far.s, far.b] == least
+
+
+def test_the_proxies_have_no_unit():
+    for given in ("energy=1.2 kJ", "temperature=41 C", "memory=600 kB"):
+        with pytest.raises(UserError, match="the papers' proxies have no unit"):
+            made("cafl-l", f"budget.{given}")
+    made("cafl-l", "budget.communication=160 kB", "budget.energy=0.6e6")
+
+
+def test_accumulation_is_the_papers_own_choice():
+    with pytest.raises(UserError, match="accumulate = 4: cafl-l chooses it itself"):
+        made("cafl-l", "train.accumulate=4")
+
+
+def reply(client, energy):
+    usage = {"energy": energy, "communication": 1.0, "memory": 1.0}
+    return Reply(run=0, round=1, client=client, usage={"counted": usage})
+
+
+def test_duals_are_a_clients_a_classes_or_the_cohorts():
+    def after(*changes):
+        controller = made("classes", *changes).controller
+        state = controller.update(controller.init(), [reply(0, 100.0), reply(1, 1e-3)])
+        return [dict(controller.duals(state, client)) for client in (0, 3, 1, 4)]
+
+    first, unseen, second, other = after()
+    assert first["energy"] > 0 == second["energy"]
+    assert unseen == other == {}
+    first, same, second, other = after("control.per=class")
+    assert first["energy"] > 0 == second["energy"]
+    assert same == first
+    assert other == second
+    with pytest.raises(UserError, match="limits of their own; take class"):
+        after("control.per=cohort")
+    one = [f"budget.{r}=50%" for r in ("energy", "communication")] + ["budget.memory=75%"]
+    first, same, second, _ = after(*one)
+    assert first == same == second  # the cohort's
+    first, unseen, second, _ = after(*one, "control.per=client")
+    assert unseen == {}
+    assert first["energy"] > second["energy"]
+
+
+def test_an_adaptive_server_has_a_small_step_unless_told():
+    for server, step in (("adam", 0.01), ("yogi", 0.01), ("momentum", 1.0), ("mean", 1.0)):
+        assert load(find_config("fedavg"), [f"train.server={server}"]).train.server_lr == step
+    told = load(find_config("fedavg"), ["train.server=adam", "train.server_lr=0.5"])
+    assert told.train.server_lr == 0.5
