@@ -212,3 +212,12 @@ def test_the_penalty_grows_only_while_a_violation_does_not_shrink():
     assert rhos == [0.01, 0.01, 0.02, 0.03, 0.03, 0.03]
     expected = 0.01 * 2.0 + 0.01 * 0.9 + 0.01 * 0.8 + 0.02 * 0.8 + 0.03 * 0.8 - 0.03 * 0.5
     assert duals["x"]["dual"] == pytest.approx(expected)
+
+
+def test_a_penalty_above_the_usual_most_stays_as_it_was_given():
+    rule, rhos = augmented_lagrangian(rho=0.5), []
+    duals = {"energy": rule.init()}
+    for _ in range(4):
+        duals = ascend(rule, duals, {"energy": 3.0}, {"energy": 1.0})
+        rhos.append(duals["energy"]["rho"])
+    assert rhos == [0.5] * 4

@@ -310,3 +310,8 @@ def test_the_defaults_of_cafl_l_are_cafls_published_coefficients():
     duals = {"communication": 0.1, "memory": 0.1, "energy": 0.1}
     expected = Base(3 - math.floor(1.8 * 3 * 0.2), math.floor(180 * 0.84), math.floor(64 / 1.8))
     assert cafl_l(duals, Base(3, 180, 64)) == expected == Base(2, 151, 35)
+
+
+def test_the_authors_code_takes_no_larger_batch_than_the_base():
+    controller = clamped(Base(3, 60, 4), DEPTH, BUDGETS)
+    assert controller.knobs(controller.init(), 0).batch == 4

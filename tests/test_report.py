@@ -452,7 +452,7 @@ def test_the_default_target_is_the_first_configs_mean_loss_at_60_percent():
     assert other[:3] == ["b", "1 of 2", "4"]
     assert other[3:5] == ["8.00 J", "26.7%"]  # 4 rounds of 2 J, seed 0 of "a" took 3 of 10 J
     text = target_sheet(runs, target, at).caption
-    assert "b took 26.7% of the energy and 133.3% of the uplink" in text
+    assert "b took 26.7% of the energy and 133.3% of the uplink, in the 1 of 2 seeds" in text
     unseen = [{**r, "validation": None} for r in runs[0].records]
     with pytest.raises(UserError, match="was not evaluated in round 3"):
         default_target([Loaded(Path("a"), runs[0].summary, unseen, "")])

@@ -95,7 +95,7 @@ def augmented_lagrangian(
     """
     return Rule(
         partial(_penalty, rho=rho),
-        partial(_augmented, growth=growth, shrink=shrink, rho_max=rho_max),
+        partial(_augmented, growth=growth, shrink=shrink, rho_max=max(rho, rho_max)),
     )
 
 

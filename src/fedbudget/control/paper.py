@@ -142,31 +142,32 @@ def clamped(
     CAFL eqs 10-12 and a two-sided zone on usage smoothed with 0.5, and each round on top: above
     1.02 of any budget, base k <= 2, base s <= 30, base b = 8 and all duals x 1.2; below 0.90 of
     all, base k + 1, base s + 10 (at most 1.1 s0) and all duals x 0.85. s is never below 0.8 s0
-    and the physical batch is always 8. The learning rate is divided by the token
-    ratio: `stepsize.tokens`.
+    and the physical batch is always 8, or the base's where that is less. The learning rate is
+    divided by the token ratio: `stepsize.tokens`.
     """
+    b = min(8, base.b)
     return _controller(
         _Setup(
             base,
             depth,
             dict(budgets),
-            policy=partial(cafl, s_min=base.s * 8 // 10, b_min=8),
+            policy=partial(cafl, s_min=base.s * 8 // 10, b_min=b),
             rule=ascent(zone=two_sided),
             accounting=accounting,
             thresholds=tuple(thresholds),
             codecs=dict(codecs),
             ema=0.5,
             sparsify=sparsify,
-            start=base._replace(b=8),
-            adapt=partial(_clamp, k_max=depth - 1, s_max=base.s * 11 // 10),
+            start=base._replace(b=b),
+            adapt=partial(_clamp, k_max=depth - 1, s_max=base.s * 11 // 10, b=b),
         )
     )
 
 
-def _clamp(base: Base, duals: Duals, *, k_max: int, s_max: int) -> tuple[Base, Duals]:
+def _clamp(base: Base, duals: Duals, *, k_max: int, s_max: int, b: int) -> tuple[Base, Duals]:
     ratios = [dual["ratio"] for dual in duals.values() if "ratio" in dual]
     if any(ratio > 1.02 for ratio in ratios):
-        return Base(min(base.k, 2), min(base.s, 30), 8), scaled(duals, 1.2)
+        return Base(min(base.k, 2), min(base.s, 30), b), scaled(duals, 1.2)
     if all(ratio < 0.90 for ratio in ratios):
         return Base(min(base.k + 1, k_max), min(base.s + 10, s_max), base.b), scaled(duals, 0.85)
     return base, duals
