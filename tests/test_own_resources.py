@@ -14,6 +14,10 @@ from fedbudget.config import find_config, load
 from fedbudget.control.duals import ascent
 from fedbudget.control.paper import dual_controller
 from fedbudget.control.policies import Base
+from fedbudget.report.load import load_run
+from fedbudget.report.tables import device_classes
+from fedbudget.training import train
+from fedbudget.units import show
 
 x, y = torch.randn(120, 10), torch.arange(120) % 3
 LINKS = [(x[i::3], y[i::3]) for i in range(3)]
@@ -36,7 +40,7 @@ def trained(**more):
 
 
 def test_the_planner_keeps_it_and_the_report_has_it_with_its_unit(tmp_path):
-    run = trained(budget=fb.Budget(money="3 mEUR", energy="100%"), controller=fb.planner())
+    run = trained(budget=fb.Budget(money="3e-3 EUR", energy="100%"), controller=fb.planner())
     assert run.summary["usage"]["counted"]["money"]["budget"] == pytest.approx(3e-3)
     run = trained(budget=fb.Budget(money="2.3e-6 EUR", energy="100%"), controller=fb.planner())
     spent = run.summary["usage"]["counted"]["money"]
@@ -76,7 +80,12 @@ def test_a_budget_that_it_cannot_meet_is_refused_with_its_least_value():
     ("resources", "budget", "why"),
     [
         ([fb.Resource("energy", euros)], {"energy": 1}, "the name 'energy' is taken"),
-        ([fb.Resource("my money", euros)], {"energy": 1}, "other signs than letters"),
+        ([fb.Resource("my money", euros)], {"energy": 1}, "letters, digits and _ only"),
+        ([fb.Resource(5, euros)], {"energy": 1}, "letters, digits and _ only"),
+        ([fb.Resource("money", 3)], {"energy": 1}, "amount is a int; it must be a function"),
+        ([fb.Resource("money", euros, "per %")], {"energy": 1}, "must be a word such as EUR"),
+        ([MONEY], None, "they are counted where there is a budget"),
+        ([MONEY], {"money": "2 kEUR"}, "the unit 'kEUR' is unknown here"),
         ([MONEY, MONEY], {"energy": 1}, r"resources\[1\]: the name 'money' is taken"),
         ([euros], {"energy": 1}, "it must be a fedbudget.Resource"),
         ([MONEY], {"money": "2 USD"}, "the unit 'USD' is unknown here; write \"2 EUR\""),
@@ -131,8 +140,30 @@ def test_a_config_names_it_and_a_run_keeps_it_in_worker_processes(tmp_path):
     assert refused.returncode == 2
     assert "no setting meets latency <= 0.4; the least is 0.5" in refused.stderr
     assert not (tmp_path / "no").exists()
-    changes[-1] = "budget.resources=prices:NOTHING"
-    assert fedbudget("plan", "planner").returncode == 2
+    changes[-1] = 'budget.resources=["prices:NOTHING"]'
+    absent = fedbudget("plan", "planner")
+    assert absent.returncode == 2
+    assert "has no attribute 'NOTHING'" in absent.stderr
+
+
+@pytest.mark.parametrize(
+    ("unit", "amount"), [("gCO2", "2 gCO2"), ("€", "2€"), ("EUR/h", "2 EUR/h")]
+)
+def test_units_are_written_as_they_are_named(unit, amount):
+    run = trained(resources=[fb.Resource("own", euros, unit)], budget={"own": amount})
+    assert run.summary["usage"]["counted"]["own"]["budget"] == 2
+    assert show(0.0023, "own", unit) == f"0.0023 {unit}"
+
+
+def test_device_classes_have_it_with_its_unit_in_the_report(tmp_path, monkeypatch):
+    (tmp_path / "prices.py").write_text(PRICES)
+    monkeypatch.chdir(tmp_path)
+    own = {**TINY, "workers": 1, "budget.latency": '["600 ms", "900 ms"]'}
+    own |= {"budget.energy": '["50%", "90%"]', "budget.communication": '["50%", "90%"]'}
+    train(load(find_config("planner"), [f"{k}={v}" for k, v in own.items()]), tmp_path / "r")
+    page = device_classes([load_run(tmp_path / "r")]).markdown()
+    assert "| latency | counted | 600 ms |" in page
+    assert "| latency | counted | 900 ms |" in page
 
 
 def test_a_policy_without_a_knob_for_a_budget_warns():

@@ -32,7 +32,7 @@ def made(name, *changes):
 def test_a_budget_below_what_the_knobs_can_come_to_is_refused(name, changes, why):
     with pytest.raises(UserError, match=f"{name}: .*{why}") as refused:
         made(name, *changes)
-    assert "take it out with --set budget." in str(refused.value)
+    assert "loosen it, or take it out of [budget]" in str(refused.value)
 
 
 def test_it_is_exit_code_2_and_nothing_is_written(tmp_path, monkeypatch, capsys):
@@ -54,23 +54,31 @@ def test_the_authors_code_warns_of_its_own_table_1():
     (warning,) = made("table1").warnings
     assert re.search(r"no setting meets energy <= 1.2e\+06; the least is 1.3\d+e\+06", warning)
     assert made("table1", "budget.energy=1.5e6").warnings == ()
+    others = ["budget.memory=", "budget.communication=", "budget.temperature="]
+    assert made("table1", "budget.energy=2.6e6", *others).warnings == ()  # it turns k in any case
 
 
 @pytest.mark.parametrize("policy", [cafl_l, cafl])
 @pytest.mark.parametrize("named", [("energy",), ("memory",), ("energy", "communication")])
 def test_no_dual_leads_below_what_is_called_reachable(policy, named):
-    base, floors = Base(3, 60, 16), {"s_min": 10, "b_min": 8}
-    every = reachable(named, base, 4, **floors)
+    base = Base(3, 180, 16)
+    every = reachable(policy, named, base, 4)
     least = [min(getattr(k, key) for k in every) for key in ("layers", "steps", "batch")]
     for prices in product((0.0, 0.05, 0.3, 1.0, 1e6), repeat=len(named)):
-        setting = policy(dict(zip(named, prices, strict=True)), base, **floors)
+        setting = policy(dict(zip(named, prices, strict=True)), base)
         knobs = to_knobs(setting, 0, base, 4)
-        assert [knobs.layers, knobs.steps, knobs.batch] >= least
-        assert all(
-            a >= b for a, b in zip((knobs.layers, knobs.steps, knobs.batch), least, strict=True)
-        )
-    far = policy(dict.fromkeys(named, 1e6), base, **floors)
+        found = knobs.layers, knobs.steps, knobs.batch
+        assert all(a >= b for a, b in zip(found, least, strict=True))
+    far = policy(dict.fromkeys(named, 1e6), base)
     assert [far.k + 1, far.s, far.b] == least
+
+
+def test_cafls_cut_of_steps_has_a_floor_of_its_own():
+    """1.6 p is at most 0.9, so a tenth of the steps is left."""
+    limits = ["train.steps=180", "budget.communication=", "budget.memory=", "budget.temperature="]
+    made("cafl-l", *limits, "budget.energy=6%")
+    with pytest.raises(UserError, match=r"cafl: no setting meets energy .* steps=17"):
+        made("cafl", *limits, "budget.energy=6%")
 
 
 def test_the_proxies_have_no_unit():
@@ -118,3 +126,9 @@ def test_an_adaptive_server_has_a_small_step_unless_told():
         assert load(find_config("fedavg"), [f"train.server={server}"]).train.server_lr == step
     told = load(find_config("fedavg"), ["train.server=adam", "train.server_lr=0.5"])
     assert told.train.server_lr == 0.5
+
+
+def test_a_run_that_has_begun_goes_on_with_a_warning():
+    config = load(find_config("cafl-l"), [*OWN, "budget.memory=1%"])
+    (warning,) = build(config, begun=True).warnings
+    assert "no setting meets memory" in warning

@@ -337,6 +337,9 @@ def test_runs_of_one_name_with_other_settings_are_no_seeds():
     assert [run.name for run in told_apart([a, b])] == ["x", "x"]
     assert [run.name for run in told_apart([a, b, other])] == ["x (x)", "x (x)", "x (y)"]
     assert told_apart(told_apart([a, b, other])) == told_apart([a, b, other])
+    older, newer = (CONFIG.format(s, 0.1) + '[budget]\nenergy = "1 J"\n' for s in (0, 1))
+    pair = [made("x", [], config=older), made("x", [], seed=1, config=newer + "resources = []\n")]
+    assert [run.name for run in told_apart(pair)] == ["x", "x"]
     shown = 'track = "{}"\n[constraints]\nsave_personal = {}\n'
     seeds = [
         made("x", [], seed=s, config=shown.format(*own))

@@ -214,7 +214,20 @@ def not_a_number(path):
     (path / "summary.json").unlink()
 
 
+def odd_units(path, units):
+    (path / "summary.json").unlink()
+    as_json(path, "facts.json", lambda f: f.update(units=units))
+
+
 DAMAGE = {
+    "units of others": (lambda p: odd_units(p, 5), "facts.json is damaged"),
+    "half a unit": (lambda p: odd_units(p, {"energy": "\ud800"}), "facts.json is damaged"),
+    "half a unit in the summary": (
+        lambda p: as_json(
+            p, "summary.json", lambda s: s["usage"]["counted"]["energy"].update(unit="\ud800")
+        ),
+        "summary.json is damaged",
+    ),
     "config of others": (config_of_others, "has not ended"),
     "unlike classes": (unlike_classes, "facts.json is damaged"),
     "odd digit": (lambda p: odd_client(p, "²"), "a line of rounds.jsonl cannot be used"),
@@ -306,7 +319,7 @@ def test_amounts_in_an_old_config_are_budgets_and_shares_are_not(tmp_path):
     (path / "facts.json").unlink()
     (path / "config.toml").write_text(
         'rounds = 7\n[model]\nkind = "gpt"\nsize = "2x128"\n'
-        '[budget]\naccounting = "counted"\nenergy = ["8 J", "2 J"]\nmemory = "50%"\n'
+        '[budget]\naccounting = "counted"\nenergy = ["8 J", 2.0]\nmemory = "50%"\nresources = []\n'
     )
     run = load_run(path)
     assert (run.name, run.seed, run.summary["rounds"]) == ("x", 3, 7)  # from the folders' names

@@ -136,8 +136,8 @@ def train(
         budgets, base knobs, cohort) that returns a Controller. Without one, usage is reported only.
     codec: how updates travel where no controller decides; None sends them as they are.
     device: the profile that turns counted work into joules and degrees.
-    workers: processes; with more than one, model, data and loss must be picklable and the script
-        needs `if __name__ == "__main__":`.
+    workers: processes; with more than one, model, data, loss and resources must be picklable and the
+        script needs `if __name__ == "__main__":`.
     accelerator: where clients compute; several workers share the accelerators of a kind evenly.
     on_round: hears of each round; what it raises ends the run.
     callbacks: hear of start, rounds and end, such as `fedbudget.tracking.tensorboard.tensorboard`
@@ -169,6 +169,8 @@ def train(
         raise UserError(
             f"cohort = {size}: it must be from 1 to {len(parts)}, the number of clients"
         )
+    if resources and not budget:
+        raise UserError("resources: they are counted where there is a budget; give budget={...}")
     if controller is not None and not budget:
         raise UserError("controller: it needs a budget to keep; give budget={...}")
     how = algorithm or fedavg()
@@ -228,7 +230,7 @@ def train(
         recipe=local,
         meters=(known.meter,) if known else (),
         budgets={accounting: [limits]} if limits else {},
-        units={own.name: own.unit for own in known.own if own.unit} if known else {},
+        units=known.units if known else {},
         weighting=weighting,
         normalise=normalise,
         round_schedule=round_schedule,

@@ -55,7 +55,7 @@ def why(choices: Sequence[Choice], budgets: Mapping[str, float]) -> str:
     share = best.usage[best.binding] / budgets[best.binding]
     thrift = ""
     if any(other.progress > best.progress for other in choices[1:]):
-        thrift = f"; of those within {THRIFT:.0%} of the most progress it sends the least"
+        thrift = f"; its code sends the least of those within {THRIFT:.0%} of the most progress"
     return (
         f"choice: layers={k.layers} steps={k.steps} batch={k.batch} codec={k.codec}; "
         f"{best.binding} binds, at {share:.1%} of its budget{thrift}"

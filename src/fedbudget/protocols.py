@@ -53,7 +53,7 @@ def robust(path: Path, overrides: Sequence[str], paths: Sequence[Path]) -> dict[
     if not own.classes:
         base += _as_overrides(written.__pydantic_extra__ or {})
         base += [f"budget.accounting={written.accounting}"]
-        base += _as_overrides({"device": written.device})
+        base += _as_overrides({"device": written.device, "resources": written.resources})
     settings = load(path, base)
     limits = prepare(settings).limits
     fleet = [*limits, *(halved(mine, settings.budget.accounting) for mine in limits)]
@@ -62,7 +62,8 @@ def robust(path: Path, overrides: Sequence[str], paths: Sequence[Path]) -> dict[
         lists["device"] = settings.budget.devices * 2
     world = settings.world.model_dump() if settings.world.on else {}
     twice = [f"world.{key}={json.dumps(v * 2)}" for key, v in world.items() if isinstance(v, list)]
-    if settings.control.controller in ("cafl-l", "cafl") and not settings.control.per:
+    shared = len(limits) == 1 and not settings.control.per
+    if settings.control.controller in ("cafl-l", "cafl") and shared:
         twice += ["control.per=class"]  # as it is, a cohort shares its duals: here, each half does
     return {
         "": base,

@@ -267,7 +267,7 @@ class Control(Table):
     per: Literal["", "cohort", "class", "client"] = Field(
         "",
         description="cafl-l, cafl: whose duals: cohort (one for all), class, client; empty = client "
-        "where device classes have limits of their own, else cohort",
+        "where device classes have limits of their own, class where they have devices, else cohort",
     )
     sparsify: bool = Field(
         False,

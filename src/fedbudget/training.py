@@ -101,7 +101,7 @@ def _go_on(
     show: Show = "live",
 ) -> None:
     """Train on from the last checkpoint; `changed` says what the settings change in the run."""
-    plan = _plan(settings)
+    plan = _plan(settings, begun=not changed)
     with folder.held():
         start = folder.load_checkpoint(_warn)
         if start is None:
@@ -187,10 +187,10 @@ def complete(path: Path) -> bool:
     return isinstance(known, dict) and bool(known.get("complete"))
 
 
-def _plan(settings: Config) -> Plan:
+def _plan(settings: Config, begun: bool = False) -> Plan:
     """For a server, which accounts for the clients' noise."""
     check(settings.track)
-    plan = build(settings)
+    plan = build(settings, begun=begun)
     epsilon.ready(plan.recipe.privacy)
     return plan
 

@@ -19,7 +19,7 @@ UNITS = {
 _PREFIX = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30}
 _TIMES = {"s": 1.0, "ms": 1e-3, "min": 60.0, "h": 3600.0}
-_AMOUNT = re.compile(r"^\s*([-+]?[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z%°]*)\s*$")
+_AMOUNT = re.compile(r"^\s*([-+]?[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*([^\s\d]\S*)?\s*$")
 
 
 class Amount(NamedTuple):
@@ -51,7 +51,7 @@ def parse(text: str | float, resource: str, key: str = "", unit: str = "") -> Am
         match = _AMOUNT.match(text)
         if match is None:
             raise UserError(f"{where}: write a number and a unit, such as {_example(base)}")
-        amount = _with_unit(float(match[1]), match[2], base, where)
+        amount = _with_unit(float(match[1]), match[2] or "", base, where)
     else:
         try:
             amount = Amount(float(text), "plain")
@@ -70,7 +70,9 @@ def _with_unit(number: float, unit: str, base: str, where: str) -> Amount:
     if base == "K" and unit in ("C", "°C"):
         return Amount(number, "celsius")
     scale = _TIMES.get(unit) if base == "s" else None
-    if scale is None and base and unit.endswith(base):
+    if scale is None and unit == base:
+        scale = 1.0
+    if scale is None and base in UNITS.values() and unit.endswith(base):
         prefix = unit.removesuffix(base)
         scale = _PREFIX.get(prefix, _BINARY.get(prefix) if base == "B" else None)
         if base == "B" and prefix == "m":  # a slip for "MB"
@@ -102,7 +104,7 @@ def show(value: float, resource: str, unit: str = "") -> str:
     unit = unit or UNITS.get(resource, "")
     if not unit:
         return f"{value:.3g}"
-    if unit == "K" or value == 0 or (unit == "B" and value < 1):
+    if unit == "K" or unit not in UNITS.values() or value == 0 or (unit == "B" and value < 1):
         return f"{value:.3g} {unit}"
     for prefix in ("T", "G", "M", "k", ""):
         if value >= _PREFIX[prefix]:

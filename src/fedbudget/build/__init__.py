@@ -90,10 +90,11 @@ def prepare(config: Config) -> Prepared:
     return Prepared(clients, validation, make_model, model.layout, base, task, known, kinds, limits)
 
 
-def build(config: Config, clients: int = 0) -> Plan:
+def build(config: Config, clients: int = 0, begun: bool = False) -> Plan:
     """Name every part of a run.
 
     clients: how many there are, for a device whose data is its own alone; 0: as the data has it.
+    begun: the run goes on, so that what would not be begun today is a warning only.
     """
     ready = prepare(config)
     if clients:
@@ -102,12 +103,17 @@ def build(config: Config, clients: int = 0) -> Plan:
     constrained = config.algorithm in CONSTRAINED
     place(config.accelerator)
     check_precision(train.precision, config.accelerator)
+    why = out_of_reach(config, ready.base, ready.kinds, ready.limits)
+    if why and config.control.controller == "clamped":  # the papers' own table 1 is such a case
+        why += "; it trains all the same, as the authors' code does"
+    elif why and not begun:
+        raise UserError(f"{why}; loosen it, or take it out of [budget]")
     some = [ready.clients[i] for i in range(min(agents, 8))]
     warnings = (
         step_warning(config, some, agents),
         noise_warning(config),
         deaf(config),
-        out_of_reach(config, ready.base, ready.known, ready.limits),
+        why,
     )
     fleet = world(config, ready.kinds)
     limits = bearable(config, fleet, ready.limits)
@@ -140,7 +146,7 @@ def build(config: Config, clients: int = 0) -> Plan:
         selection=selected(config),
         world=fleet,
         budgets={config.budget.accounting: ready.limits} if ready.limits else {},
-        units={own.name: own.unit for own in ready.known.own if own.unit} if ready.known else {},
+        units=ready.known.units if ready.known else {},
         round_schedule=train.round_schedule,
         weighting=train.weighting,
         normalise=train.normalise,

@@ -17,10 +17,11 @@ from fedbudget.control.heterofl import heterofl
 from fedbudget.control.paper import clamped, dual_controller
 from fedbudget.control.planner import Search, planner
 from fedbudget.control.policies import (
-    ANSWERS,
     FLOOR_B,
     FLOOR_S,
+    PRICED,
     Base,
+    Policy,
     cafl,
     cafl_l,
     reachable,
@@ -122,10 +123,6 @@ def _duals(
 ) -> Controller:
     """CAFL-L's and CAFL's equations; whose usage moves whose duals is the config's."""
     control = config.control
-    for budgets in limits:
-        if found := _unreachable(config, known, budgets, base):
-            resource, why = found
-            raise UserError(f"{why}; loosen it, or take it out with --set budget.{resource}=")
     per = control.per or ("client" if len(limits) > 1 else "cohort")
     if per == "cohort" and len(limits) > 1:
         raise UserError(
@@ -135,11 +132,7 @@ def _duals(
         dual_controller,
         base,
         known.layout.depth,
-        policy=partial(  # the papers' floors, unless a config begins below them
-            cafl_l if control.controller == "cafl-l" else cafl,
-            s_min=min(FLOOR_S, base.s),
-            b_min=min(FLOOR_B, base.b),
-        ),
+        policy=_policy(control.controller, base),
         rule=_rule(config),
         accounting=known.accounting,
         preserve_tokens=control.preserve_tokens,
@@ -154,38 +147,44 @@ def _duals(
     )
 
 
-def _unreachable(
-    config: Config, known: Costs, budgets: Mapping[str, float], base: Base
-) -> tuple[str, str] | None:
-    """A resource whose dual would grow for ever, and why."""
-    control = config.control
-    least = base.s * 8 // 10 if control.controller == "clamped" else FLOOR_S
-    every = reachable(
-        budgets,
-        base,
-        known.layout.depth,
-        s_min=min(least, base.s),
-        b_min=min(FLOOR_B, base.b),
-        preserve_tokens=control.preserve_tokens,
-        sparsify=control.sparsify,
-    )
-    usages = [known.expected(knobs) for knobs in every]
-    for resource, budget in budgets.items():
-        if resource in ANSWERS and min(u[resource] for u in usages) > budget * (1 + 1e-9):
-            why = why_not(known.expected, every, {resource: budget}, known.written)
-            return resource, f"{control.controller}: {why}"
-    return None
+def _policy(name: str, base: Base) -> Policy:
+    """With the papers' floors, unless a config begins below them."""
+    if name == "clamped":
+        return partial(cafl, s_min=base.s * 8 // 10, b_min=min(FLOOR_B, base.b))
+    policy = cafl_l if name == "cafl-l" else cafl
+    return partial(policy, s_min=min(FLOOR_S, base.s), b_min=min(FLOOR_B, base.b))
 
 
 def out_of_reach(
-    config: Config, knobs: Knobs, known: Costs | None, limits: Sequence[Mapping[str, float]]
+    config: Config, knobs: Knobs, kinds: Sequence[Costs], limits: Sequence[Mapping[str, float]]
 ) -> str:
-    """A warning where the authors' code cannot meet a budget: their own table 1 is such a case."""
-    if config.control.controller != "clamped" or known is None or not limits:
+    """Which budget a policy of the papers cannot meet with all of its knobs; its dual would never rest.
+
+    The authors' code turns all knobs at once, whichever budget is broken.
+    """
+    control = config.control
+    if control.controller not in DUAL or not limits:
         return ""
     base = Base(knobs.layers - 1, knobs.steps, knobs.batch)
-    found = _unreachable(config, known, limits[0], base)
-    return f"{found[1]}; it trains all the same, as the authors' code does" if found else ""
+    clamped = control.controller == "clamped"
+    for i, budgets in enumerate(limits):
+        known = kinds[i % len(kinds)]
+        every = reachable(
+            _policy(control.controller, base),
+            PRICED if clamped else budgets,
+            base,
+            known.layout.depth,
+            preserve_tokens=clamped or control.preserve_tokens,
+            sparsify=control.sparsify,
+        )
+        usages = [known.expected(knobs) for knobs in every]
+        for resource, budget in budgets.items():
+            least = min(usage[resource] for usage in usages)
+            if resource in PRICED and least > budget * (1 + 1e-9):
+                at = [x for x, u in zip(every, usages, strict=True) if u[resource] == least][:1]
+                why = why_not(known.expected, at, {resource: budget}, known.written)
+                return f"{control.controller}: {why}"
+    return ""
 
 
 def deaf(config: Config) -> str:
@@ -194,12 +193,12 @@ def deaf(config: Config) -> str:
     if control.controller not in DUAL:
         return ""
     asked = dict.fromkeys(r for table in config.budget.classes for r in table)
-    odd = [resource for resource in asked if resource not in ANSWERS]
+    odd = [resource for resource in asked if resource not in PRICED]
     if not odd:
         return ""
     return (
         f"{control.controller} has no knob for {', '.join(odd)}: its equations know "
-        f"{', '.join(ANSWERS)} only, so such a budget is reported and not kept"
+        f"{', '.join(PRICED)} only, so such a budget is reported and not kept"
     )
 
 

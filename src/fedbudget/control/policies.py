@@ -19,13 +19,10 @@ class Base(NamedTuple):
     b: int
 
 
-ANSWERS: Mapping[str, str] = {
-    "communication": "kq",
-    "memory": "kbq",
-    "energy": "s",
-    "temperature": "ksb",
-}
-"""resource -> the knobs that its dual turns, in both papers"""
+PRICED = ("communication", "memory", "energy", "temperature")
+"""the resources whose duals turn knobs, in both papers"""
+FAR = 1e9
+"""a dual that turns every knob as far as it goes"""
 
 
 class Threshold(NamedTuple):
@@ -94,8 +91,7 @@ def cafl(prices: Prices, base: Base, *, s_min: int = FLOOR_S, b_min: int = FLOOR
 
 
 def _pressures(prices: Prices) -> tuple[float, float, float, float]:
-    names = ("communication", "memory", "energy", "temperature")
-    c, m, e, t = (prices.get(name, 0.0) for name in names)
+    c, m, e, t = (prices.get(name, 0.0) for name in PRICED)
     return c, m, e, t
 
 
@@ -154,26 +150,26 @@ def to_knobs(
 
 
 def reachable(
+    policy: Policy,
     budgets: Iterable[str],
     base: Base,
     depth: int,
     *,
-    s_min: int,
-    b_min: int,
     preserve_tokens: bool = True,
     sparsify: bool = False,
 ) -> list[Knobs]:
-    """What the duals of these budgets can come to, where k and q are at their least.
+    """What the duals of these budgets can come to, with k and q at their least.
 
     Steps and batch go all the way: with tokens preserved, fewer steps may take more micro-batches.
     """
-    turned = {knob for resource in budgets for knob in ANSWERS.get(resource, "")}
-    k = 1 if "k" in turned else base.k
-    q = max(CODECS) if "q" in turned else 0
-    steps = range(s_min, base.s + 1) if "s" in turned else (base.s,)
-    batches = range(b_min, base.b + 1) if "b" in turned else (base.b,)
+    prices = dict.fromkeys(budgets, FAR)
+    least, q = policy(prices, base), compression(prices)
     how = CODECS, preserve_tokens, sparsify
-    return [to_knobs(Base(k, s, b), q, base, depth, *how) for s in steps for b in batches]
+    return [
+        to_knobs(Base(least.k, s, b), q, base, depth, *how)
+        for s in range(least.s, base.s + 1)
+        for b in range(least.b, base.b + 1)
+    ]
 
 
 def sparsity(k: int) -> int:

@@ -136,7 +136,7 @@ class Workers(Agents):
                 process.start()
         except (PicklingError, AttributeError, TypeError) as error:
             raise UserError(
-                f"worker processes need a model, data and loss that can be pickled "
+                f"worker processes need a model, data, loss and resources that can be pickled "
                 f"({error}); define them at the top of a module, or use workers=1"
             ) from None
         there.close()

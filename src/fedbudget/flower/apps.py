@@ -60,7 +60,8 @@ def own_settings(settings: Config, file: Path) -> tuple[Config, set[str]]:
     tables = settings.model_dump(mode="python")
     tables["budget"] |= settings.budget.model_extra or {}
     if "budget" in own:  # limits are the node's or the run's, never a mixture
-        tables["budget"] = {"device": settings.budget.device, **own.pop("budget")}
+        common = {"device": settings.budget.device, "resources": settings.budget.resources}
+        tables["budget"] = {**common, **own.pop("budget")}
         own["budget"] = {}
     for name, table in own.items():
         tables[name] = {**tables[name], **table}

@@ -178,8 +178,8 @@ class Budgeted(Strategy):
             )
         finally:
             facts: dict[str, Any] = {"seed": self.seed, "clients": len(self.clients)}
-            if units := {own.name: own.unit for own in self.costs.own if own.unit}:
-                facts["units"] = units
+            if self.costs.units:
+                facts["units"] = self.costs.units
             self._journal.close(facts, num_rounds, self.limits)
         if self._journal.folder is not None and result.arrays:
             self._journal.folder.save_model(result.arrays.to_torch_state_dict())

@@ -49,6 +49,8 @@ def _sound(facts: Mapping[str, Any]) -> bool:
             for limits in classes
         )
         and all(len({frozenset(limits) for limits in classes}) <= 1 for classes in budgets.values())
+        and isinstance(facts.get("units", {}), dict)
+        and all(name(unit) for unit in facts.get("units", {}).values())
         and isinstance(facts.get("layers", []), list)
         and all(isinstance(name, str) for name in facts.get("layers", []))
     )
@@ -91,7 +93,7 @@ def _whole(value: Any, default: int) -> int:
 
 def _budgets(table: Mapping[str, Any]) -> tuple[list[dict[str, float]], bool]:
     """Amounts of each device class; a share of FedAvg's usage needs the model to be known."""
-    given = {k: v for k, v in table.items() if k not in ("device", "accounting")}
+    given = {k: v for k, v in table.items() if k not in ("device", "accounting", "resources")}
     number_of = max((len(v) for v in given.values() if isinstance(v, list)), default=1)
     classes: list[dict[str, float]] = [{} for _ in range(number_of)]
     unresolved = False
@@ -101,7 +103,9 @@ def _budgets(table: Mapping[str, Any]) -> tuple[list[dict[str, float]], bool]:
             amounts = [parse(text, resource) for text in own]
         except (UserError, OverflowError):
             amounts = []
-        if len(amounts) != number_of or any(amount.kind != "si" for amount in amounts):
+        if len(amounts) != number_of or any(
+            amount.kind not in ("si", "plain") for amount in amounts
+        ):
             unresolved = True
             continue
         for limits, amount in zip(classes, amounts, strict=True):

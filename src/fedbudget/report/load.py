@@ -190,12 +190,16 @@ def told_apart(runs: Sequence[Loaded]) -> list[Loaded]:
     return found
 
 
+LATER: dict[str, Any] = {"budget.resources": []}
+"""what a config of old does not say, and what it means"""
+
+
 def agree(a: Loaded, b: Loaded) -> bool:
     """Whether two runs have the same settings, as far as both say; an older config says less.
 
     A budget that is not named is none.
     """
-    ours, theirs = a.settings, b.settings
+    ours, theirs = ({**LATER, **run.settings} if run.settings else {} for run in (a, b))
     if not ours or not theirs:
         return True
     keys = [k for k in {**ours, **theirs} if k not in SAME]

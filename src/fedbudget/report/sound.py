@@ -153,7 +153,7 @@ def _classes(use: Mapping[str, Any]) -> int:
 
 
 def _use(use: Any) -> bool:
-    if not isinstance(use, dict):
+    if not isinstance(use, dict) or not name(use.get("unit", "")):
         return False
     if "budget" not in use:
         return True

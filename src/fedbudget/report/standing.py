@@ -109,7 +109,7 @@ def class_rows(runs: Sequence[Loaded]) -> list[list[str]]:
         for which in range(number):
             for limit in limits(run):
                 course = worst(run, limit, which)
-                own = Limit(limit.accounting, limit.resource, (limit.classes[which],))
+                own = limit._replace(classes=(limit.classes[which],))
                 end = [
                     x
                     for round, ratios in shares(run, limit)

@@ -113,8 +113,9 @@ def target_sheet(runs: Sequence[Loaded], target: float, at: int | None = None) -
             reached = {run.seed: c for run in others if (c := cost_to(run, target)) is not None}
             pairs = [(c, full[seed]) for seed, c in reached.items() if seed in full]
             if pairs and all(c["energy"] > 0 for pair in pairs for c in pair):
-                few = "" if len(reached) == len(others) else f", in the {len(reached)} of "
-                few += f"{len(others)} seeds that reached it" if few else ""
+                few = ""
+                if len(pairs) < len(others):
+                    few = f", in the {len(pairs)} of {len(others)} seeds that reached it"
                 text += (
                     f" Over what {first} spends in {at} rounds, {name} took "
                     f"{_share(pairs, 'energy')} of the energy and {_share(pairs, 'uplink')} of the "

@@ -95,8 +95,12 @@ class Costs:
         """An amount for people; the papers' proxies have no unit."""
         if self.accounting == "paper":
             return f"{value:.4g}"
-        units = {own.name: own.unit for own in self.own}
-        return show(value, resource, units.get(resource, ""))
+        return show(value, resource, self.units.get(resource, ""))
+
+    @property
+    def units(self) -> dict[str, str]:
+        """Of the user's own resources that have one."""
+        return {own.name: own.unit for own in self.own if own.unit}
 
     def noise(self, codec: str) -> float:
         """NMSE of a codec, tried on Gaussian numbers."""

@@ -1,6 +1,7 @@
 """A resource of one's own: what a round takes of it, from its knobs and from what is counted of it."""
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -29,10 +30,20 @@ def check(resources: Sequence[Resource]) -> tuple[Resource, ...]:
             raise UserError(
                 f"resources[{i}] is a {type(own).__name__}; it must be a fedbudget.Resource"
             )
-        if own.name in RESERVED or own.name in seen or not own.name.isidentifier():
+        if not isinstance(own.name, str) or not own.name.isidentifier():
             raise UserError(
-                f"resources[{i}]: the name {own.name!r} is taken or has other signs than letters, "
-                "digits and _; choose another"
+                f"resources[{i}]: the name {own.name!r} must have letters, digits and _ only"
+            )
+        if own.name in RESERVED or own.name in seen:
+            raise UserError(f"resources[{i}]: the name {own.name!r} is taken; choose another")
+        if not callable(own.amount):
+            raise UserError(
+                f"resources[{i}]: {own.name}'s amount is a {type(own.amount).__name__}; it must be a "
+                "function of (knobs, counted)"
+            )
+        if not isinstance(own.unit, str) or not re.fullmatch(r"|[^\s\d%]\S*", own.unit):
+            raise UserError(
+                f"resources[{i}]: the unit {own.unit!r} must be a word such as EUR or gCO2, or empty"
             )
         seen.add(own.name)
     return tuple(resources)
