@@ -57,7 +57,7 @@ CASES = (
     Case("cocofl", ("control.controller=cocofl",)),
     Case("fedpart", ("control.controller=rotation",)),
     Case(
-        "cafl-l",  # with the numbers of configs/classes.toml, which come within the counted budgets of that preset
+        "cafl-l",  # with the numbers of configs/classes.toml, whose counted budgets they meet
         (
             *("control.controller=cafl-l", "control.preserve_tokens=false"),
             *("control.eta=0.09", "control.epsilon=0.0"),
