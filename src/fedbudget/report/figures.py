@@ -70,7 +70,7 @@ def _height(panel: Panel) -> float:
 
 
 def _panel(axes: Axes, panel: Panel, width: float) -> None:
-    title = textwrap.fill(panel.title, int(width * 13))  # letters that fit
+    title = textwrap.fill(panel.title, int(width * 11))  # letters that fit beside the axis
     tidy(axes, panel.y, title.replace("$", r"\$"))
     axes.set_xlabel(panel.x)
     if panel.x not in COUNTED:
