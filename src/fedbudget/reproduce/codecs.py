@@ -37,7 +37,7 @@ class Case:
     name: str
     changes: tuple[str, ...]
     family: str = ""
-    """its colour in the figure"""
+    """those of one have one colour in the figure"""
     trials: tuple[str, ...] = field(default=("",))
     """what else to change, the best of which is taken"""
 
@@ -192,28 +192,28 @@ def _written(trial: str) -> str:
 
 
 def figure(found: Sequence[Found]) -> Figure:
-    """Loss by bytes sent: what is lower and further left is better."""
+    """A line a codec, by what it sends: its loss with the range over seeds, and its bytes."""
+    order = sorted(found, key=lambda own: -fmean(map(uplink, own.runs)))
     families = list(dict.fromkeys(own.case.family for own in found))
+    shades = dict(zip(families, (*COLOURS, "0.35", "0.6"), strict=False))
+    colours = [shades[own.case.family] for own in order]
+    losses = [[loss(run) for run in own.runs] for own in order]
+    places = range(len(order))
     with matplotlib.rc_context({"font.size": 9, "svg.fonttype": "none"}):
-        out = Figure(figsize=(9.0, 5.2), layout="constrained")
-        axes = out.subplots()
-        for family, colour in zip(families, (*COLOURS, "0.3", "0.6"), strict=False):
-            same = [own for own in found if own.case.family == family]
-            sent = [fmean(map(uplink, own.runs)) / 1e3 for own in same]
-            losses = [[loss(run) for run in own.runs] for own in same]
-            means = [fmean(own) for own in losses]
-            axes.vlines(sent, [min(o) for o in losses], [max(o) for o in losses], color=colour)
-            axes.plot(sent, means, "o", color=colour, label=family)
-            for own, x, y in zip(same, sent, means, strict=True):
-                axes.annotate(
-                    own.case.name, (x, y), (4, 4), textcoords="offset points", fontsize=7.5
-                )
-        axes.set_xscale("log")
-        axes.set_xlabel("uplink, kB a reply")
-        axes.set_ylabel("validation loss")
-        axes.grid(alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
-        out.legend(loc="outside lower center", ncols=5, frameon=False)
+        out = Figure(figsize=(9.0, 1.4 + 0.22 * len(order)), layout="constrained")
+        left, right = out.subplots(1, 2, sharey=True, width_ratios=(3, 2))
+        left.hlines(places, [min(x) for x in losses], [max(x) for x in losses], colors=colours)
+        left.scatter([fmean(x) for x in losses], places, c=colours, zorder=3)
+        left.axvline(fmean(loss(run) for run in found[0].runs), color="0.5", linewidth=0.8)
+        left.set_yticks(places, [own.case.name for own in order])
+        left.set_xlabel(f"validation loss; the line is {found[0].case.name}'s")
+        right.barh(places, [fmean(map(uplink, own.runs)) / 1e3 for own in order], color=colours)
+        right.set_xscale("log")
+        right.xaxis.set_major_formatter("{x:g}")
+        right.set_xlabel("uplink, kB a reply")
+        for axes in (left, right):
+            axes.grid(axis="x", alpha=0.3)
+            axes.spines[["top", "right"]].set_visible(False)
     return out
 
 
