@@ -317,7 +317,12 @@ def test_all_policies_fit_the_presets_fleet_in_every_condition():
     own = policies.fleet(["data.source=topics"])
     for case in policies.CASES:
         for condition in policies.CONDITIONS:
-            plan = build(own.config(case, policies.trials(case)[0], condition, 0))
+            config = own.config(case, policies.trials(case)[0], condition, 0)
+            if (case.name, condition) == ("cafl-l", "+half"):  # below its floor of 8 examples
+                with pytest.raises(UserError, match="no setting meets memory"):
+                    build(config)
+                continue
+            plan = build(config)
             state = plan.controller.init()
             if case.name in ("fedavg", "cafl-l"):
                 continue

@@ -6,6 +6,7 @@ import signal
 import struct
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -78,8 +79,20 @@ def from_mlflow():
 
 
 def from_wandb(folder):
-    """The history in all offline files of a run; the file is a LevelDB log of protobuf records."""
+    """The history in all offline files of a run; its own process may still be writing the end."""
     pytest.importorskip("wandb", reason="wandb is not installed")
+    from google.protobuf.message import DecodeError
+
+    for _ in range(20):
+        try:
+            return wandb_history(folder)
+        except DecodeError:
+            time.sleep(0.5)
+    return wandb_history(folder)
+
+
+def wandb_history(folder):
+    """The file is a LevelDB log of protobuf records."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     found: dict[str, list] = {}

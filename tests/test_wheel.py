@@ -39,7 +39,7 @@ def test_a_wheel_runs_outside_the_repository(tmp_path):
 
     listed = fedbudget("presets")
     assert "fedavg" in listed.stdout, listed.stderr
-    quick = ["--set", "rounds=2", "--set", "train.steps=12", "--set", "data.source=topics"]
+    quick = ["--set", "rounds=2", "--set", "train.steps=40", "--set", "data.source=topics"]
     done = fedbudget("demo", *quick, "--set", "control.least_steps=1", "--set", "workers=2")
     assert done.returncode == 0, done.stderr
     assert (work / "runs" / "demo" / "report.html").exists()
