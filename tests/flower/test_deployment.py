@@ -63,11 +63,12 @@ def settings(folder, rounds, **more):
         "train.cohort": 3,
         "train.steps": 10,
         "train.batch": 4,
-        "budget.energy": "100%",  # what the papers' floors leave of so small a run
-        "budget.memory": "100%",
         **more,
     }
-    return " ".join(f"{k}={json.dumps(v)}" for k, v in keys.items()), keys
+    # what the papers' floors leave of so small a run
+    room = {"budget.energy": "100%", "budget.memory": "100%"}
+    given = {**keys, "set": ";".join(f"{k}={v}" for k, v in room.items())}
+    return " ".join(f"{k}={json.dumps(v)}" for k, v in given.items()), {**keys, **room}
 
 
 def log(deployment, name):
@@ -109,7 +110,7 @@ def test_cafl_l_with_tls_and_keys_survives_a_node_that_is_killed(tmp_path):
             own.write_text(
                 f'[data]\npath = "{text(tmp_path, f"texts-{number}")}"\n'
                 '[budget]\naccounting = "paper"\ndevice = "jetson-orin-nano"\n'
-                f'energy = "{30 + 10 * number}%"\ncommunication = "{20 + 5 * number}%"\n'
+                f'energy = "{100 + 10 * number}%"\ncommunication = "{20 + 5 * number}%"\n'
             )
             here.start_node(number, f'config="{own}"')
         stranger = make_node_key(tmp_path / "stranger", "key")
