@@ -138,7 +138,7 @@ def test_a_config_names_it_and_a_run_keeps_it_in_worker_processes(tmp_path):
     changes += ["--set", "budget.latency=0.4 s"]
     refused = fedbudget("run", "planner", "--out", "no")
     assert refused.returncode == 2
-    assert "no setting meets latency <= 0.4; the least is 0.5" in refused.stderr
+    assert "no setting meets latency <= 400 ms; the least is 505 ms" in refused.stderr
     assert not (tmp_path / "no").exists()
     changes[-1] = 'budget.resources=["prices:NOTHING"]'
     absent = fedbudget("plan", "planner")

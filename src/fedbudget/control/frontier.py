@@ -44,6 +44,8 @@ class Grid:
     most: int = 1000
     above: int = 0
     """layer groups at the top that are frozen in any case"""
+    written: Callable[[float, str], str] = show
+    """(amount, resource) -> how people read it"""
 
 
 @dataclass(frozen=True)
@@ -208,7 +210,7 @@ class Frontier:
         return [best, *sorted(others, key=lambda c: -c.progress)]
 
     def why_not(self, budgets: Mapping[str, float]) -> str:
-        return why_not(self.usage, self.settings, budgets)
+        return why_not(self.usage, self.settings, budgets, self.grid.written)
 
     @cached_property
     def _lines(self) -> _Lines:

@@ -79,7 +79,8 @@ class Search:
     def over(self, known: Costs, layers: int, cohort: int) -> tuple[Grid, Progress]:
         """The grid and the progress model for one model with at most `layers` groups trained."""
         depths = tuple(range(1, layers + 1))
-        grid = Grid(depths, self.batches, self.codecs, self.least_steps, self.most_steps)
+        steps = (self.least_steps, self.most_steps)
+        grid = Grid(depths, self.batches, self.codecs, *steps, written=known.written)
         total = known.shape.parameters[-1]
         shares = tuple(p / total for p in known.shape.parameters)
         noise = {codec: known.noise(codec) for codec in self.codecs}
