@@ -1,14 +1,10 @@
-"""The tables of a config file; every key with its meaning."""
+"""What is learnt and how: data, model, training, codec, constraint sets, privacy."""
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-Names = list[Annotated[str, Field(min_length=1)]]
-
-
-class Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+from fedbudget.tables.table import Names, Table
 
 
 class Data(Table):
@@ -61,6 +57,11 @@ class Model(Table):
     heads: int = Field(0, ge=0, description="gpt, hf: attention heads; 0 = width / 32")
     context: int = Field(128, ge=2, description="gpt, hf: tokens a window holds")
     dropout: float = Field(0.0, ge=0, lt=1, description="gpt, hf: dropout")
+    init: Literal["gpt2", "scaled"] = Field(
+        "gpt2",
+        description="gpt: first weights: gpt2 (0.02 whatever the size), scaled (by each layer's inputs, "
+        "positions as waves: a narrow model learns sooner)",
+    )
     folder: str = Field(
         "",
         description="hf: local folder with config.json and safetensors, which has its own size, heads "
@@ -168,117 +169,6 @@ class Train(Table):
         return tuple(map(float, pair))
 
 
-class Budget(BaseModel):
-    """Per client and round; any resource that is counted may be named.
-
-    A list gives a limit for each device class; client i is of class i modulo their number.
-    """
-
-    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
-    __pydantic_extra__: dict[str, str | float | int | list[str | float | int]]
-
-    device: str | list[str] = Field(
-        "raspberry-pi-5",
-        description="device profile that turns work into joules and degrees: its name, or a TOML file "
-        "(see fedbudget profile); a list has one for each device class",
-    )
-    accounting: Literal["counted", "paper", "measured"] = Field(
-        "counted",
-        description="which usage the budgets are about: counted, paper (the proxies), measured (by "
-        "clocks and sensors of the machine that trains)",
-    )
-
-    resources: list[str] = Field(
-        [],
-        description="resources of one's own that budgets may name: package.module:NAME of a "
-        "fedbudget.Resource",
-    )
-
-    @property
-    def devices(self) -> list[str]:
-        """The profile of each device class; one where all have the same."""
-        return self.device if isinstance(self.device, list) else [self.device]
-
-    @property
-    def classes(self) -> list[dict[str, str | float]]:
-        """The limits of each device class, as they were written; one class without lists."""
-        given = self.__pydantic_extra__ or {}
-        lengths = {len(v) for v in (self.device, *given.values()) if isinstance(v, list)}
-        if len(lengths) > 1 or 0 in lengths:
-            raise ValueError(
-                "budget: lists have one limit for each device class, so all must be equally long; "
-                f"they have {', '.join(map(str, sorted(lengths)))}"
-            )
-        number = next(iter(lengths), 1)
-        return [
-            {r: v[i] if isinstance(v, list) else v for r, v in given.items()}
-            for i in range(number if given else 0)
-        ]
-
-
-class Control(Table):
-    controller: Literal[
-        "fixed",
-        "static",
-        "planner",
-        "rotation",
-        "fedpaq",
-        "cocofl",
-        "heterofl",
-        "adaptive",
-        "cafl-l",
-        "cafl",
-        "clamped",
-    ] = Field(
-        "fixed",
-        description="fixed, static (fixed, refused where it does not fit), planner, rotation (FedPart: "
-        "a layer group at a time), fedpaq (fewer steps, QSGD), cocofl (random parts), heterofl (the "
-        "deepest top part that fits), adaptive (Wang et al. 2019: steps by a bound), cafl-l, cafl, "
-        "clamped (the CAFL-L authors' code)",
-    )
-    whole_rounds: int = Field(
-        5, ge=0, description="rotation: rounds with all layers before each cycle"
-    )
-    group_rounds: int = Field(2, ge=1, description="rotation: rounds of each layer group")
-    noise_scale: float = Field(
-        16.0, gt=0, description="planner, rotation: gradient noise scale, in examples"
-    )
-    batches: list[Annotated[int, Field(ge=1)]] = Field(
-        [2, 4, 8, 16, 32],
-        min_length=1,
-        description="planner, rotation: batch sizes to choose from",
-    )
-    codecs: Names = Field(
-        ["raw32", "int8", "eden4", "eden3", "eden2", "eden1.6", "eden1"],
-        min_length=1,
-        description="planner, rotation: codecs to choose from",
-    )
-    least_steps: int = Field(10, ge=1, description="planner, rotation: fewest local steps")
-    most_steps: int = Field(1000, ge=1, description="planner, rotation: most local steps")
-    eta: float = Field(0.01, gt=0, description="duals: step size")
-    rule: Literal["ascent", "nupi", "augmented", "barrier"] = Field(
-        "ascent", description="duals: ascent (with a dead zone), nupi, augmented, barrier"
-    )
-    zone: Literal["one-sided", "two-sided"] = Field(
-        "one-sided", description="duals: one-sided (CAFL eq. 9), two-sided (the authors' code)"
-    )
-    epsilon: float = Field(0.05, ge=0, lt=1, description="duals: half-width of the dead zone")
-    ema: float = Field(0.0, ge=0, lt=1, description="duals: weight of the past in smoothed usage")
-    per: Literal["", "cohort", "class", "client"] = Field(
-        "",
-        description="cafl-l, cafl: whose duals: cohort (one for all), class, client; empty = client "
-        "where device classes have limits of their own, class where they have devices, else cohort",
-    )
-    sparsify: bool = Field(
-        False,
-        description="cafl-l, cafl, clamped: send the top 80% (k > 2) or 60% of the numbers only, "
-        "the papers' sparsity factor",
-    )
-    preserve_tokens: bool = Field(
-        True, description="cafl-l, cafl: accumulate micro-batches to keep the samples (eq. 8)"
-    )
-
-
 class CodecTable(Table):
     name: str = Field("raw32", description="how updates travel where no controller decides")
     feedback: Literal["none", "error", "momentum"] = Field(
@@ -337,64 +227,6 @@ class Constraints(Table):
                 raise ValueError("it must be a number, or two: the first agent's and the last's")
             return tuple(map(float, value))
         return value
-
-
-class WorldTable(Table):
-    """A simulated fleet: the devices' own clock, heat, charge and presence.
-
-    A list has a figure for each device class; client i is of class i modulo their number.
-    """
-
-    on: bool = Field(False, description="whether there is one; without it a round has no clock")
-    select: Literal["uniform", "sparing", "power-of-choice", "oort"] = Field(
-        "uniform",
-        description="who is asked: uniform, sparing (cool, charged, fast devices more often), "
-        "power-of-choice (largest loss of twice as many), oort (loss, speed, long unseen)",
-    )
-    efficiency: float = Field(
-        1.0, gt=0, le=1, description="share of the profile's peak rate that training reaches"
-    )
-    memory: float | str | list[float | str] = Field(
-        "",
-        description='memory of a device, such as "64 MB"; work that needs more fails; "" = enough',
-    )
-    battery: float | str | list[float | str] = Field(
-        "", description='energy of a full battery, such as "15 Wh"; "" = mains'
-    )
-    charging: float | list[float] = Field(0.0, description="watts that charge it, all the time")
-    reserve: float = Field(
-        0.2, ge=0, lt=1, description="share of the battery below which a device is not asked"
-    )
-    present: float | list[float] = Field(
-        1.0, description="chance that a device can be asked in a round"
-    )
-    hot: float | str | list[float | str] = Field(
-        "", description='where a device throttles: "45 C", or kelvin above ambient; "" = never'
-    )
-    slow: float = Field(0.5, gt=0, le=1, description="share of its speed when it throttles")
-    deadline: float = Field(
-        0.0,
-        ge=0,
-        description="device seconds after which a round goes on without the rest; 0 = none",
-    )
-    pause: float = Field(60.0, ge=0, description="device seconds between rounds")
-
-
-class FleetTable(Table):
-    """Nodes that come and go; for engine = "flower" and for Flower deployments."""
-
-    least: int = Field(
-        0, ge=0, description="clients that must be connected before a round; 0 = the cohort"
-    )
-    wait: float = Field(600.0, gt=0, description="seconds to wait for them")
-    deadline: float = Field(
-        0.0,
-        ge=0,
-        description="seconds that a client may take (on Flower: a round); later replies are dropped; "
-        "0 = no limit",
-    )
-    rest_after: int = Field(2, ge=1, description="failures in a row after which a client rests")
-    rest: int = Field(2, ge=0, description="rounds of its first rest; each further one is doubled")
 
 
 class PrivacyTable(Table):
