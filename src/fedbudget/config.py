@@ -134,6 +134,10 @@ class Config(Table):
             for key in ("folder", "lora_rank", "lora_alpha", "lora_targets", "lora_also"):
                 if getattr(self.model, key):
                     raise ValueError(f"model.{key} is for model.kind = 'hf' only")
+        if self.model.init != "gpt2" and self.model.kind != "gpt":
+            raise ValueError(
+                "model.init is for model.kind = 'gpt' only; others start as they are made"
+            )
         if self.model.kind in ("gpt", "hf") and not self.model.folder:
             from fedbudget.models.size import parse_size
 

@@ -19,11 +19,12 @@ from fedbudget.data.sources import Labelled, Text
 from fedbudget.errors import UserError
 from fedbudget.models import hf
 from fedbudget.models.cnn import cnn
-from fedbudget.models.gpt import GPT
+from fedbudget.models.gpt import GPT, gpt2, scaled
 from fedbudget.models.size import parse_size
 from fedbudget.models.softmax import Softmax
 from fedbudget.tables import Data, Model
 
+STARTS = {"gpt2": gpt2, "scaled": scaled}
 Made = tuple[Sequence[Examples], Examples, Callable[[], nn.Module]]
 
 
@@ -108,7 +109,7 @@ def _text(config: Config, text: Text) -> Made:
             make = (
                 partial(hf.shaped, *shape, _lora(config.model))
                 if kind == "hf"
-                else partial(GPT, *shape)
+                else partial(GPT, *shape, STARTS[config.model.init])
             )
         case _:
             make = _own_model(config, "a text")

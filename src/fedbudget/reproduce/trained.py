@@ -144,14 +144,14 @@ def measure(group: Group, overrides: Sequence[str]) -> Measure:
 
 
 def plan(group: Group, seeds: int, overrides: Sequence[str], out: Path) -> dict[Path, Config]:
-    """Folder -> config: OUT/training/NAME/seed-i."""
+    """Folder -> config: OUT/training/NAME/seed-i. A seed of every case, then the next seed."""
     return {
         out / "training" / case.name / f"seed-{seed}": load(
             find_config(case.preset),
             [*case.changes, f"name={case.name}", *overrides, f"seed={seed}"],
         )
-        for case in group.cases
         for seed in range(seeds)
+        for case in group.cases
     }
 
 
