@@ -69,7 +69,7 @@ def test_a_config_chooses_them():
     plan = build(load(find_config("fedavg"), [*changes, "model.init=gpt2"]))
     positions = plan.build_model().module.positions.weight
     assert positions.std().item() == pytest.approx(0.02, rel=0.05)
-    with pytest.raises(UserError, match="model.init is for model.kind = 'gpt' only"):
+    with pytest.raises(UserError, match=r"model.init is for model.kind = 'gpt' only"):
         load(find_config("fedavg-mnist"), ["model.init=scaled"])
-    with pytest.raises(UserError, match="model.init = \"big\": it must be 'gpt2' or 'scaled'"):
+    with pytest.raises(UserError, match=r"model.init = .big.: it must be 'gpt2' or 'scaled'"):
         load(find_config("fedavg"), ["model.init=big"])

@@ -35,6 +35,22 @@ def test_a_budget_below_what_the_knobs_can_come_to_is_refused(name, changes, why
     assert "loosen it, or take it out of [budget]" in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    "resource", ["energy", "communication", "downlink", "memory", "temperature"]
+)
+def test_what_is_named_as_the_least_can_be_met(resource):
+    """Rounded up: a budget copied from the sentence must not be refused in its turn."""
+    with pytest.raises(UserError, match=f"no setting meets {resource}") as refused:
+        made("planner", f"budget.{resource}=1e-9")
+    least = re.search("the least is ([^,]+),", str(refused.value))[1]
+    others = ("energy", "communication", "memory", "temperature")
+    made(
+        "planner",
+        *(f"budget.{r}=" for r in others if r != resource),
+        f'budget.{resource}="{least}"',
+    )
+
+
 def test_it_is_exit_code_2_and_nothing_is_written(tmp_path, monkeypatch, capsys):
     out = tmp_path / "r"
     words = ["run", "cafl-l", "--set", "budget.memory=1%", "--set", OWN[0], "--out", str(out)]

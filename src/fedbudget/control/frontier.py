@@ -115,6 +115,14 @@ def farthest(
     return at(steps=low)
 
 
+def _up(value: float, digits: int = 3) -> float:
+    """To so many digits, not below the value: what a sentence names as the least must do as a budget."""
+    if value <= 0 or not math.isfinite(value):
+        return value
+    unit = 10.0 ** (math.floor(math.log10(value)) + 1 - digits)
+    return math.ceil(round(value / unit, 6)) * unit
+
+
 def why_not(
     forecast: Forecast,
     settings: Sequence[Knobs],
@@ -127,7 +135,7 @@ def why_not(
         if (least := forecast(knobs)[resource]) > budget:
             return (
                 f"no setting meets {resource} <= {written(budget, resource)}; the least is "
-                f"{written(least, resource)}, at layers={knobs.layers} steps={knobs.steps} "
+                f"{written(_up(least), resource)}, at layers={knobs.layers} steps={knobs.steps} "
                 f"batch={knobs.batch} codec={knobs.codec}"
             )
     return (
