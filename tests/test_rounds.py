@@ -261,6 +261,13 @@ def test_step_size_over_rounds_cools_down_over_the_last_three_tenths():
     assert softmax_plan(rounds=1, round_schedule="cooldown", lr=3.0).lr_at(1) == 3.0
 
 
+def test_a_square_root_cools_down_over_the_same_rounds_and_is_smaller_in_each():
+    plan = softmax_plan(rounds=10, round_schedule="sqrt-cooldown", lr=3.0)
+    expected = [3, 3, 3, 3 * (1 - (1 / 3) ** 0.5), 3 * (1 - (2 / 3) ** 0.5)]
+    assert [plan.lr_at(r) for r in (1, 7, 8, 9, 10)] == pytest.approx(expected)
+    assert softmax_plan(rounds=1, round_schedule="sqrt-cooldown", lr=3.0).lr_at(1) == 3.0
+
+
 class TwoBodies(InProcess):
     """A client that sends one vector too many."""
 

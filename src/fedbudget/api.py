@@ -94,7 +94,7 @@ def train(
     final_projection: bool = False,
     weighting: Literal["uniform", "examples"] = "uniform",
     normalise: Literal["none", "work"] = "none",
-    round_schedule: Literal["constant", "cosine", "cooldown"] = "constant",
+    round_schedule: Literal["constant", "cosine", "cooldown", "sqrt-cooldown"] = "constant",
     seed: int = 0,
     budget: Mapping[str, str | float] | None = None,
     resources: Sequence[Resource] = (),
@@ -126,7 +126,7 @@ def train(
     final_projection: put each client's own model into its set when the run ends.
     normalise: "work" averages updates per unit of local work (FedNova), for clients that do not all
         take as many steps.
-    round_schedule: of the step size over the rounds; "cooldown" falls to nothing at their end.
+    round_schedule: of the step size over the rounds; cooldowns fall to nothing at their end.
     budget: limits per client and round, Budget(communication="600 kB", energy="27%") or a dict; a
         percentage is of what the settings above would use.
     resources: of your own, which the budget may name: Resource("money", function, "EUR").
@@ -159,7 +159,9 @@ def train(
     _check_choice("optimizer", local.optimizer, ("adamw", "sgd"))
     _check_choice("weighting", weighting, ("uniform", "examples"))
     _check_choice("normalise", normalise, ("none", "work"))
-    _check_choice("round_schedule", round_schedule, ("constant", "cosine", "cooldown"))
+    _check_choice(
+        "round_schedule", round_schedule, ("constant", "cosine", "cooldown", "sqrt-cooldown")
+    )
     _check_choice("accounting", accounting, ("counted", "measured"))
     place(accelerator)
     check_precision(local.precision, accelerator)

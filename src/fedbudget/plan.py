@@ -105,10 +105,12 @@ class Plan:
             return FlatModel(copy.deepcopy(self.model()), self.layers, device)
 
     def lr_at(self, round: int) -> float:
-        """Step size of a round, counting from 1: a cosine falls over the run, cooldown at its end."""
+        """Step size of a round, counting from 1: a cosine falls over the run, cooldowns at its end."""
         lr = self.lr
         if self.round_schedule == "cosine":
             lr *= 0.5 * (1 + math.cos(math.pi * (round - 1) / self.rounds))
-        elif self.round_schedule == "cooldown":
-            lr *= min(1.0, (self.rounds + 1 - round) / (COOLDOWN * self.rounds))
+        elif self.round_schedule in ("cooldown", "sqrt-cooldown"):
+            left = min(1.0, (self.rounds + 1 - round) / (COOLDOWN * self.rounds))
+            # 1 - sqrt(t) is soon small: more rounds in which the noise of the cohorts dies down
+            lr *= left if self.round_schedule == "cooldown" else 1 - math.sqrt(1 - left)
         return min(lr, self.lr_cap(round)) if self.lr_cap else lr

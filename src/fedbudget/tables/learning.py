@@ -106,8 +106,10 @@ class Train(Table):
         description="of matrix products: float32, bfloat16 (refused where it does not work or is "
         "slower; weights and optimiser stay in float32)",
     )
-    round_schedule: Literal["constant", "cosine", "cooldown"] = Field(
-        "constant", description="step size over the rounds: constant, cosine, cooldown"
+    round_schedule: Literal["constant", "cosine", "cooldown", "sqrt-cooldown"] = Field(
+        "constant",
+        description="step size over the rounds: constant, cosine, or constant and then to nothing over "
+        "the last three tenths: cooldown (in a line), sqrt-cooldown (as 1 - sqrt: soon small)",
     )
     lr_rule: Literal["constant", "square-root", "linear", "tokens"] = Field(
         "constant",
