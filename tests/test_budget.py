@@ -210,6 +210,27 @@ def test_a_resource_in_stairs_is_not_taken_for_a_line(gpt):
         assert (best.knobs.steps, best.binding) == (64 * limit, "wakeups")
 
 
+def test_thrift_gives_so_much_progress_away_for_less_uplink_and_no_more(gpt):
+    budgets = {"energy": gpt.forecast(Knobs(4, 60, 8))["energy"]}
+    most = affordable(gpt.forecast, replace(GRID, thrift=0.0), progress(gpt), budgets)[0]
+    assert most.progress == max(
+        c.progress for c in affordable(gpt.forecast, GRID, progress(gpt), budgets)
+    )
+    before = most
+    for thrift in (0.02, 0.05, 0.1):
+        best, *others = affordable(
+            gpt.forecast, replace(GRID, thrift=thrift), progress(gpt), budgets
+        )
+        assert best.progress >= (1 - thrift) * most.progress
+        assert best.usage["communication"] <= before.usage["communication"]
+        for other in others:
+            same = (other.knobs.layers, other.knobs.batch) == (most.knobs.layers, most.knobs.batch)
+            if same and other.progress >= (1 - thrift) * most.progress:
+                assert other.usage["communication"] >= best.usage["communication"]
+        before = best
+    assert before.usage["communication"] < most.usage["communication"]
+
+
 def test_a_budget_nothing_can_meet_is_named_with_its_least_value(gpt):
     with pytest.raises(UserError, match=r"memory <= 100 kB; the least is .* at layers=1"):
         planner(gpt.forecast, GRID, progress(gpt), [{"memory": 1e5}])

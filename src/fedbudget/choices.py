@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rich.table import Table
 
-from fedbudget.control.frontier import THRIFT, Choice, Grid, Progress, affordable
+from fedbudget.control.frontier import Choice, Grid, Progress, affordable
 from fedbudget.control.planner import aims
 from fedbudget.resources.budget import tell
 from fedbudget.resources.costs import Costs
@@ -27,7 +27,7 @@ def explained(
             how = f"measured; until a client has measured, as {how}"
         yield f"budgets per {whose} and round, {how}: {tell(limits, known.written)}"
         yield table(choices[:rows], limits, known)
-        yield why(choices, limits)
+        yield why(choices, limits, grid.thrift)
 
 
 def table(choices: Sequence[Choice], budgets: Mapping[str, float], known: Costs) -> Table:
@@ -48,15 +48,16 @@ def table(choices: Sequence[Choice], budgets: Mapping[str, float], known: Costs)
     return out
 
 
-def why(choices: Sequence[Choice], budgets: Mapping[str, float]) -> str:
+def why(choices: Sequence[Choice], budgets: Mapping[str, float], thrift: float) -> str:
     """The choice, and what stops it from doing more."""
     best = choices[0]
     k = best.knobs
     share = best.usage[best.binding] / budgets[best.binding]
-    thrift = ""
+    code = ""
     if any(other.progress > best.progress for other in choices[1:]):
-        thrift = f"; its code sends the least of those within {THRIFT:.0%} of the most progress"
+        least = f"the least of those within {thrift:.0%} of the most progress"
+        code = f"; its code sends {least}"
     return (
         f"choice: layers={k.layers} steps={k.steps} batch={k.batch} codec={k.codec}; "
-        f"{best.binding} binds, at {share:.1%} of its budget{thrift}"
+        f"{best.binding} binds, at {share:.1%} of its budget{code}"
     )

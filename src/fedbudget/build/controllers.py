@@ -45,6 +45,7 @@ def search(config: Config, known: Costs) -> tuple[Grid, Progress]:
         control.least_steps,
         control.most_steps,
         control.noise_scale,
+        control.thrift,
     )
     return wide.over(known, config.train.layers or known.layout.depth, config.train.cohort)
 

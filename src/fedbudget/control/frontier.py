@@ -29,8 +29,6 @@ SLACK = 1e-9
 """relative room for rounding when a usage is compared with its budget"""
 AT_ONCE = 1e280
 """steps a unit of a resource that does not rise with them"""
-THRIFT = 0.02
-"""progress that is not worth more uplink: 3 bits in place of 2 brought nothing (docs/results)"""
 
 
 @dataclass(frozen=True)
@@ -46,6 +44,8 @@ class Grid:
     """layer groups at the top that are frozen in any case"""
     written: Callable[[float, str], str] = show
     """(amount, resource) -> how people read it"""
+    thrift: float = 0.02
+    """share of the progress that is given away to send less: 3 bits in place of 2 brought nothing"""
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ class Frontier:
         top = known[i]
         if top is None:
             raise UserError(self.why_not(budgets))
-        enough = (1 - THRIFT) * self.progress(top)
+        enough = (1 - self.grid.thrift) * self.progress(top)
         alike = []
         for i in self._siblings[top.layers, top.batch]:
             if hopes[i] >= enough:

@@ -67,6 +67,7 @@ class Search:
     least_steps: int = 10
     most_steps: int = 1000
     noise_scale: float = 16.0
+    thrift: float = Grid.thrift
 
     def __post_init__(self) -> None:
         if not self.batches or min(self.batches) < 1:
@@ -80,7 +81,9 @@ class Search:
         """The grid and the progress model for one model with at most `layers` groups trained."""
         depths = tuple(range(1, layers + 1))
         steps = (self.least_steps, self.most_steps)
-        grid = Grid(depths, self.batches, self.codecs, *steps, written=known.written)
+        grid = Grid(
+            depths, self.batches, self.codecs, *steps, written=known.written, thrift=self.thrift
+        )
         total = known.shape.parameters[-1]
         shares = tuple(p / total for p in known.shape.parameters)
         noise = {codec: known.noise(codec) for codec in self.codecs}

@@ -92,6 +92,13 @@ class Control(Table):
         min_length=1,
         description="planner, rotation: codecs to choose from",
     )
+    thrift: float = Field(
+        0.02,
+        ge=0,
+        lt=1,
+        description="planner, rotation: share of the expected progress given away for a code that "
+        "sends less",
+    )
     least_steps: int = Field(10, ge=1, description="planner, rotation: fewest local steps")
     most_steps: int = Field(1000, ge=1, description="planner, rotation: most local steps")
     eta: float = Field(0.01, gt=0, description="duals: step size")
