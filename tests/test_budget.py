@@ -16,7 +16,7 @@ from conftest import blobs, text_plan
 from fedbudget import rounds
 from fedbudget.codecs import frame
 from fedbudget.control.frontier import Grid, Progress, affordable
-from fedbudget.control.planner import planner
+from fedbudget.control.planner import Search, planner
 from fedbudget.data.examples import Windows
 from fedbudget.engines.embedded import InProcess
 from fedbudget.errors import UserError
@@ -319,3 +319,9 @@ def test_a_fifth_resource_fits_in_a_function(gpt):
     best = affordable(forecast, GRID, progress(gpt), {"latency": limit})[0]
     assert best.binding == "latency"
     assert best.usage["latency"] <= limit
+
+
+@pytest.mark.parametrize("thrift", [-0.1, 1.0, math.nan])
+def test_a_thrift_that_is_no_share_is_refused(thrift):
+    with pytest.raises(UserError, match=r"thrift = .*: it must be a share from 0 to below 1"):
+        Search(thrift=thrift)

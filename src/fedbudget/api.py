@@ -61,9 +61,13 @@ def planner(
     batches: Sequence[int] = Search.batches,
     codecs: Sequence[str] = Search.codecs,
     noise_scale: float = Search.noise_scale,
+    thrift: float = Search.thrift,
 ) -> MakeController:
-    """The planner, for `train`: budgets kept from the first round on, most expected progress."""
-    search = Search(tuple(batches), tuple(codecs), noise_scale=noise_scale)
+    """The planner, for `train`: budgets kept from the first round on, most expected progress.
+
+    thrift: share of that progress it gives away for a code that sends less.
+    """
+    search = Search(tuple(batches), tuple(codecs), noise_scale=noise_scale, thrift=thrift)
     return partial(_planner, search)
 
 

@@ -76,6 +76,8 @@ class Search:
             )
         if not self.codecs:
             raise UserError("codecs is empty: name some to choose from, such as 'eden2'")
+        if not 0 <= self.thrift < 1:
+            raise UserError(f"thrift = {self.thrift}: it must be a share from 0 to below 1")
 
     def over(self, known: Costs, layers: int, cohort: int) -> tuple[Grid, Progress]:
         """The grid and the progress model for one model with at most `layers` groups trained."""
