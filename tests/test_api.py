@@ -12,7 +12,7 @@ import fedbudget as fb
 from conftest import blobs, data_folder
 from fedbudget.algorithms.fedavg import fedavg
 from fedbudget.algorithms.pc_fedavg import pc_fedavg
-from fedbudget.algorithms.server import adam, momentum, yogi
+from fedbudget.algorithms.server import adam, momentum, nesterov, yogi
 from fedbudget.algorithms.terms import growing
 from fedbudget.client import Recipe
 from fedbudget.constraints import box, l1_ball
@@ -161,6 +161,8 @@ def test_updates_per_unit_of_work_and_a_cooldown_from_python():
     assert kinds["none"] == pytest.approx(kinds["work"], rel=1e-4)
     with pytest.raises(fb.UserError, match="normalise = 'works': it must be 'none' or 'work'"):
         fb.train(make_model, clients, normalise="works", quiet=True)
+    with pytest.raises(fb.UserError, match="cooldown = 0: it must be above 0 and at most 1"):
+        fb.train(make_model, clients, cooldown=0, quiet=True)
 
 
 def fb_seeded(seed):
@@ -173,7 +175,7 @@ def with_norm(momentum=0.1):
     return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8, momentum=momentum), nn.Linear(8, 3))
 
 
-@pytest.mark.parametrize("server", [momentum(0.9), adam(0.1), yogi(0.1)])
+@pytest.mark.parametrize("server", [momentum(0.9), nesterov(0.9), adam(0.1), yogi(0.1)])
 def test_server_optimisers_leave_running_statistics_to_the_mean(server):
     clients, validation = parts()
     settings = {"rounds": 15, "steps": 4, "lr": 0.02, "quiet": True}

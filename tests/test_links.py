@@ -12,7 +12,7 @@ from conftest import blobs, softmax_plan
 from fedbudget import rounds
 from fedbudget.algorithms.fedavg import fedavg
 from fedbudget.algorithms.scaffold import scaffold
-from fedbudget.algorithms.server import momentum
+from fedbudget.algorithms.server import momentum, nesterov
 from fedbudget.client import Recipe
 from fedbudget.codecs import frame
 from fedbudget.control.controller import Controller, fixed
@@ -87,8 +87,9 @@ def by_round(*layers):
         {"drop": 0.4, "controller": by_round(2, 1)},
         {"algorithm": scaffold()},
         {"algorithm": fedavg(momentum(0.8)), "controller": by_round(3, 1)},
+        {"algorithm": fedavg(nesterov(0.8)), "controller": by_round(3, 1)},
     ],
-    ids=["frozen", "varying", "late", "drop-outs", "scaffold", "momentum"],
+    ids=["frozen", "varying", "late", "drop-outs", "scaffold", "momentum", "nesterov"],
 )
 def test_what_did_not_change_need_not_travel(changes):
     """The same bits as with whole models, in fewer bytes."""
@@ -137,7 +138,7 @@ def test_a_client_that_was_away_gets_the_layers_that_changed_meanwhile():
     assert late > 0
 
 
-@pytest.mark.parametrize("algorithm", [fedavg(), fedavg(momentum(0.9))])
+@pytest.mark.parametrize("algorithm", [fedavg(), fedavg(momentum(0.9)), fedavg(nesterov(0.9))])
 def test_layers_that_nobody_trained_are_sent_once(algorithm):
     plan = link_plan(algorithm=algorithm, controller=by_round(3, 1), cohort=6)
     engine = Overheard(plan)

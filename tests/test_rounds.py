@@ -261,6 +261,13 @@ def test_step_size_over_rounds_cools_down_over_the_last_three_tenths():
     assert softmax_plan(rounds=1, round_schedule="cooldown", lr=3.0).lr_at(1) == 3.0
 
 
+def test_a_cooldown_takes_the_share_of_the_rounds_that_is_asked_for():
+    plan = softmax_plan(rounds=10, round_schedule="cooldown", cooldown=0.5, lr=5.0)
+    assert [plan.lr_at(r) for r in range(5, 11)] == pytest.approx([5, 5, 4, 3, 2, 1])
+    plan = softmax_plan(rounds=4, round_schedule="cooldown", cooldown=1.0, lr=4.0)
+    assert [plan.lr_at(r) for r in range(1, 5)] == pytest.approx([4, 3, 2, 1])
+
+
 def test_a_square_root_cools_down_over_the_same_rounds_and_is_smaller_in_each():
     plan = softmax_plan(rounds=10, round_schedule="sqrt-cooldown", lr=3.0)
     expected = [3, 3, 3, 3 * (1 - (1 / 3) ** 0.5), 3 * (1 - (2 / 3) ** 0.5)]

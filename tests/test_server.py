@@ -7,7 +7,7 @@ from conftest import text_plan
 from fedbudget import rounds
 from fedbudget.algorithms.algorithm import Mean
 from fedbudget.algorithms.fedavg import fedavg
-from fedbudget.algorithms.server import adam, momentum, plain, yogi
+from fedbudget.algorithms.server import adam, momentum, nesterov, plain, yogi
 from fedbudget.engines.embedded import InProcess
 
 
@@ -75,3 +75,47 @@ def test_yogi_moves_its_second_moment_by_a_bounded_step():
     assert state["second"].item() == pytest.approx(0.4)
     _, state = optimizer.step(state, means[1])
     assert state["second"].item() == pytest.approx(0.4 - 0.1 * 0.01)
+
+
+def test_nesterov_starts_clients_where_its_momentum_leads_and_ends_at_their_mean():
+    """FedACG: w(t+1) = start + mean, start = w + beta v."""
+    algorithm = fedavg(nesterov(0.5))
+    state = algorithm.init(torch.zeros(2))
+    weights, velocity = torch.zeros(2), torch.zeros(2)
+    for update in ([1.0, -2.0], [0.5, 3.0], [0.25, 0.0]):
+        (start,) = algorithm.send(state)
+        assert torch.equal(start, weights + 0.5 * velocity)
+        mean = torch.tensor(update)
+        state = algorithm.aggregate(state, Mean((mean,), 1, 1, torch.ones(1)))
+        velocity, weights = 0.5 * velocity + mean, start + mean
+        assert torch.equal(state["weights"], weights)
+        assert torch.equal(algorithm.last(state)[0], weights)
+
+
+def test_nesterov_is_stable_where_momentum_is_not():
+    """Clients that go all the way down a steep bowl undo what of the momentum overshoots."""
+    farthest = {}
+    for name, server in (("nesterov", nesterov(0.9)), ("momentum", momentum(0.9))):
+        algorithm = fedavg(server)
+        state = algorithm.init(torch.ones(1))
+        passed = []
+        for _ in range(10):
+            (start,) = algorithm.send(state)
+            state = algorithm.aggregate(state, Mean((-start,), 1, 1, torch.ones(1)))
+            passed.append(abs(state["weights"].item()))
+        farthest[name] = max(passed)
+    assert farthest["nesterov"] < 1e-6
+    assert farthest["momentum"] == pytest.approx(0.9)
+
+
+def test_under_nesterov_a_group_that_nobody_trained_stays_where_clients_had_it():
+    algorithm = fedavg(nesterov(0.9))
+    state = algorithm.init(torch.zeros(4))
+    state = algorithm.aggregate(state, Mean((torch.ones(4),), 1, 1, torch.ones(1)))
+    (before,) = algorithm.send(state)
+    half = Mean((torch.tensor([1.0, 1, 0, 0]),), 1, 1, torch.ones(1), (), (slice(2, 4),))
+    state = algorithm.aggregate(state, half)
+    (after,) = algorithm.send(state)
+    assert torch.equal(after[2:], before[2:])
+    assert torch.equal(state["weights"][2:], before[2:])
+    assert not torch.equal(after[:2], before[:2])

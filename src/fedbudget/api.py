@@ -99,6 +99,7 @@ def train(
     weighting: Literal["uniform", "examples"] = "uniform",
     normalise: Literal["none", "work"] = "none",
     round_schedule: Literal["constant", "cosine", "cooldown", "sqrt-cooldown"] = "constant",
+    cooldown: float = 0.3,
     seed: int = 0,
     budget: Mapping[str, str | float] | None = None,
     resources: Sequence[Resource] = (),
@@ -131,6 +132,7 @@ def train(
     normalise: "work" averages updates per unit of local work (FedNova), for clients that do not all
         take as many steps.
     round_schedule: of the step size over the rounds; cooldowns fall to nothing at their end.
+    cooldown: share of the rounds that those take.
     budget: limits per client and round, Budget(communication="600 kB", energy="27%") or a dict; a
         percentage is of what the settings above would use.
     resources: of your own, which the budget may name: Resource("money", function, "EUR").
@@ -166,6 +168,8 @@ def train(
     _check_choice(
         "round_schedule", round_schedule, ("constant", "cosine", "cooldown", "sqrt-cooldown")
     )
+    if not 0 < cooldown <= 1:
+        raise UserError(f"cooldown = {cooldown}: it must be above 0 and at most 1")
     _check_choice("accounting", accounting, ("counted", "measured"))
     place(accelerator)
     check_precision(local.precision, accelerator)
@@ -240,6 +244,7 @@ def train(
         weighting=weighting,
         normalise=normalise,
         round_schedule=round_schedule,
+        cooldown=cooldown,
         screening=Screening("off") if alone else Screening(),
         layers=prefixes,
         constraints=constraints,
@@ -258,6 +263,7 @@ def train(
         "weighting": weighting,
         "normalise": normalise,
         "round_schedule": round_schedule,
+        "cooldown": cooldown,
         "seed": seed,
         "device": device,
         "budget": dict(budget or {}),
@@ -343,7 +349,7 @@ def _run(
             for callback in safe:
                 callback.round(told)
         if plan.constraints is not None:
-            figures, models = engine.final(plan.algorithm.send(state.server), state.acks)
+            figures, models = engine.final(plan.algorithm.last(state.server), state.acks)
             own = tuple(vector.clone() for _, vector in models)
         with seeds.torch_seeded(plan.seed, 0, seeds.SERVER, "init"):
             module = copy.deepcopy(plan.model())

@@ -22,9 +22,6 @@ from fedbudget.selection import Selection, uniform
 from fedbudget.task import Task
 from fedbudget.world import World
 
-COOLDOWN = 0.3
-"""share of the rounds over which a step size with a cooldown falls to nothing"""
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -48,6 +45,8 @@ class Plan:
     budgets: Mapping[str, Sequence[Mapping[str, float]]] = field(default_factory=dict)
     """accounting -> the limits of each device class, per client and round"""
     round_schedule: str = "constant"
+    cooldown: float = 0.3
+    """share of the rounds over which a step size with a cooldown falls to nothing"""
     weighting: str = "uniform"
     normalise: str = "none"
     """"work": updates are averaged per unit of local work (FedNova)"""
@@ -110,7 +109,7 @@ class Plan:
         if self.round_schedule == "cosine":
             lr *= 0.5 * (1 + math.cos(math.pi * (round - 1) / self.rounds))
         elif self.round_schedule in ("cooldown", "sqrt-cooldown"):
-            left = min(1.0, (self.rounds + 1 - round) / (COOLDOWN * self.rounds))
+            left = min(1.0, (self.rounds + 1 - round) / (self.cooldown * self.rounds))
             # 1 - sqrt(t) is soon small: more rounds in which the noise of the cohorts dies down
             lr *= left if self.round_schedule == "cooldown" else 1 - math.sqrt(1 - left)
         return min(lr, self.lr_cap(round)) if self.lr_cap else lr

@@ -176,7 +176,7 @@ def one_round(
     validation = engine.evaluate(server["weights"]) if due else None
     # with privacy, agents are not asked for figures of their own data: nobody puts noise on them
     if due and plan.constraints is not None and not plan.recipe.privacy.on:
-        validation = {**(validation or {}), **engine.assess(plan.algorithm.send(server), acks)}
+        validation = {**(validation or {}), **engine.assess(plan.algorithm.last(server), acks)}
     evaluated = time.perf_counter()
     losses = [r.loss for r in accepted if r.loss is not None]
     record = RoundRecord(

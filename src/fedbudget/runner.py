@@ -123,7 +123,7 @@ def execute(
             if state.round > saved:
                 folder.save_checkpoint(state, clients.states)
         if plan.constraints is not None and state.round == plan.rounds:
-            figures, models = clients.final(plan.algorithm.send(state.server), state.acks)
+            figures, models = clients.final(plan.algorithm.last(state.server), state.acks)
             if not plan.recipe.privacy.on:  # nobody has put noise on these
                 about = {**about, "personal": figures}
             if save_personal:

@@ -152,3 +152,9 @@ class Algorithm(NamedTuple):
     """how many a client sends"""
     agents: int = 0
     """the number of clients it is made for, each with a constraint set; 0 = any, without"""
+    rest: Callable[[ServerState], Sent] | None = None
+    """what would go down if no round followed: the model itself, where `send` is ahead of it"""
+
+    def last(self, state: ServerState) -> Sent:
+        """What clients' own models are made of when a round has ended."""
+        return (self.rest or self.send)(state)

@@ -18,15 +18,16 @@ from fedbudget.algorithms.server import ServerOptimizer, plain
 
 
 def fedavg(server: ServerOptimizer | None = None, terms: Sequence[Term] = ()) -> Algorithm:
-    """With a server optimiser it is FedAvgM, FedAdam or FedYogi; with terms FedProx or penalised."""
+    """With a server optimiser FedAvgM, FedACG, FedAdam or FedYogi; with terms FedProx or penalised."""
     optimizer = server or plain()
     return Algorithm(
         partial(_init, server=optimizer),
-        _send,
+        partial(_send, server=optimizer),
         _start,
         partial(descend, terms=tuple(terms)),
         _finish,
         partial(_aggregate, server=optimizer),
+        rest=_rest,
     )
 
 
@@ -34,7 +35,11 @@ def _init(weights: Tensor, *, server: ServerOptimizer) -> ServerState:
     return {"weights": weights, **server.init(weights)}
 
 
-def _send(state: ServerState) -> Sent:
+def _send(state: ServerState, *, server: ServerOptimizer) -> Sent:
+    return (server.start(state),)
+
+
+def _rest(state: ServerState) -> Sent:
     return (state["weights"],)
 
 
@@ -62,8 +67,13 @@ def server_step(state: ServerState, mean: Mean, server: ServerOptimizer) -> Serv
     step, kept = server.step(state, mean.parts[0])
     for where in mean.statistics:
         step[where] = mean.parts[0][where]
+        for vector in kept.values():
+            vector[where] = 0.0
+    weights = state["weights"] + step
+    # what nobody trained stays where the clients had it: there the others learnt what goes with it
+    start = server.start(state)
     for where in mean.untrained:
-        step[where] = 0.0
+        weights[where] = start[where]
         for name, vector in kept.items():
-            vector[where] = state[name][where]
-    return {"weights": state["weights"] + step, **kept}
+            vector[where] = 0.0 if server.ahead else state[name][where]
+    return {"weights": weights, **kept}

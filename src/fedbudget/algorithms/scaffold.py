@@ -30,13 +30,14 @@ def scaffold(server: ServerOptimizer | None = None, terms: Sequence[Term] = ()) 
     optimizer = server or plain()
     return Algorithm(
         partial(_init, server=optimizer),
-        _send,
+        partial(_send, server=optimizer),
         _start,
         partial(_step, terms=tuple(terms)),
         _finish,
         partial(_aggregate, server=optimizer),
         _sent,
         vectors=2,
+        rest=_rest,
     )
 
 
@@ -44,7 +45,11 @@ def _init(weights: Tensor, *, server: ServerOptimizer) -> ServerState:
     return {"weights": weights, "control": torch.zeros_like(weights), **server.init(weights)}
 
 
-def _send(state: ServerState) -> Sent:
+def _send(state: ServerState, *, server: ServerOptimizer) -> Sent:
+    return server.start(state), state["control"]
+
+
+def _rest(state: ServerState) -> Sent:
     return state["weights"], state["control"]
 
 

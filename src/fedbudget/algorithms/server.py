@@ -14,6 +14,11 @@ class ServerOptimizer(NamedTuple):
     init: Callable[[Tensor], Mapping[str, Tensor]]
     step: Callable[[Mapping[str, Tensor], Tensor], tuple[Tensor, Mapping[str, Tensor]]]
     """(state, mean update) -> (what to add to the weights, new state)"""
+    ahead: Callable[[Mapping[str, Tensor]], Tensor] | None = None
+    """(state with the weights) -> where clients start from; None = at the weights"""
+
+    def start(self, state: Mapping[str, Tensor]) -> Tensor:
+        return self.ahead(state) if self.ahead else state["weights"]
 
 
 def plain(lr: float = 1.0) -> ServerOptimizer:
@@ -26,6 +31,14 @@ def momentum(beta: float, lr: float = 1.0) -> ServerOptimizer:
     return ServerOptimizer(
         partial(_zeros, names=("momentum",)), partial(_momentum, beta=beta, lr=lr)
     )
+
+
+def nesterov(beta: float, lr: float = 1.0) -> ServerOptimizer:
+    """FedACG (Kim et al. 2024): the same steps, and clients start where the momentum leads.
+
+    Their local runs then undo what of it overshoots, which FedAvgM learns of a round later.
+    """
+    return momentum(beta, lr)._replace(ahead=partial(_ahead, beta=beta, lr=lr))
 
 
 def adam(lr: float, betas: tuple[float, float] = (0.9, 0.99), eps: float = 1e-3) -> ServerOptimizer:
@@ -63,6 +76,10 @@ def _momentum(
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
     v = beta * state["momentum"] + mean
     return lr * v, {"momentum": v}
+
+
+def _ahead(state: Mapping[str, Tensor], *, beta: float, lr: float) -> Tensor:
+    return state["weights"] + lr * beta * state["momentum"]
 
 
 def _adaptive(

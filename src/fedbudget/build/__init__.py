@@ -148,6 +148,7 @@ def build(config: Config, clients: int = 0, begun: bool = False) -> Plan:
         budgets={config.budget.accounting: ready.limits} if ready.limits else {},
         units=ready.known.units if ready.known else {},
         round_schedule=train.round_schedule,
+        cooldown=train.cooldown,
         weighting=train.weighting,
         normalise=train.normalise,
         screening=Screening(train.screen, train.screen_factor),

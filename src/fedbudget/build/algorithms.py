@@ -148,6 +148,8 @@ def _server(config: Config) -> ServerOptimizer:
     match train.server:
         case "momentum":
             return server.momentum(train.server_momentum, train.server_lr)
+        case "nesterov":
+            return server.nesterov(train.server_momentum, train.server_lr)
         case "adam":
             return server.adam(train.server_lr)
         case "yogi":

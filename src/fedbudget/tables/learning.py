@@ -109,8 +109,9 @@ class Train(Table):
     round_schedule: Literal["constant", "cosine", "cooldown", "sqrt-cooldown"] = Field(
         "constant",
         description="step size over the rounds: constant, cosine, or constant and then to nothing over "
-        "the last three tenths: cooldown (in a line), sqrt-cooldown (as 1 - sqrt: soon small)",
+        "the last of them: cooldown (in a line), sqrt-cooldown (as 1 - sqrt: soon small)",
     )
+    cooldown: float = Field(0.3, gt=0, le=1, description="cooldowns: share of the rounds they take")
     lr_rule: Literal["constant", "square-root", "linear", "tokens"] = Field(
         "constant",
         description="step size against the effective batch of the base knobs: constant, "
@@ -120,14 +121,16 @@ class Train(Table):
     drop: float = Field(
         0.0, ge=0, lt=1, description="share of each cohort that drops out of its round, at random"
     )
-    server: Literal["mean", "momentum", "adam", "yogi"] = Field(
-        "mean", description="what the server makes of the mean update: mean, momentum, adam, yogi"
+    server: Literal["mean", "momentum", "nesterov", "adam", "yogi"] = Field(
+        "mean",
+        description="what the server makes of the mean update: mean, momentum, nesterov (momentum, and "
+        "clients start where it leads), adam, yogi",
     )
     server_lr: float = Field(
         1.0, gt=0, description="server step size; where it is not given, 0.01 for adam and yogi"
     )
     server_momentum: float = Field(
-        0.5, ge=0, lt=1, description="momentum: how much of the last step"
+        0.5, ge=0, lt=1, description="momentum, nesterov: how much of the last step"
     )
     screen: Literal["off", "drop", "clip"] = Field(
         "drop",
