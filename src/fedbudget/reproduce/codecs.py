@@ -75,6 +75,7 @@ def _server(name: str, key: str, values: Sequence[float]) -> Case:
 SERVERS = (
     _server("mean", "server_lr", (1.0, 1.4, 2.0)),
     _server("momentum", "server_momentum", (0.3, 0.5, 0.8)),
+    _server("nesterov", "server_momentum", (0.3, 0.6, 0.8)),
     _server("adam", "server_lr", (0.003, 0.01, 0.03)),
     _server("yogi", "server_lr", (0.003, 0.01, 0.03)),
 )

@@ -80,7 +80,7 @@ LARGE = Group(
             (
                 *("control.controller=planner", "budget.accounting=counted"),
                 *(f'budget.{resource}="{share}"' for resource, share in RATIOS.items()),
-                *("train.server=momentum", "train.server_momentum=0.5"),
+                *("train.server=nesterov", "train.server_momentum=0.6"),
                 "train.lr_rule=square-root",
             ),
         ),
