@@ -48,6 +48,8 @@ from fedbudget.types import Buffer, Job, Reply
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """for the parent, which ends the round; workers do not hear them"""
+LISTEN_S = 1.0
+"""the longest wait: a signal that comes just before a wait begins is heard only when it ends"""
 
 
 def embedded(plan: Plan, workers: int = 1, deadline_s: float = 0.0) -> Engine:
@@ -195,12 +197,12 @@ class Workers(Agents):
             return meter(knobs, 0, 0).get("counted", {}).get("time", 0.0)
         return float(knobs.steps * knobs.batch * knobs.accumulate)
 
-    def _patience(self) -> float | None:
-        """Seconds until the next job is overdue; None: never."""
+    def _patience(self) -> float:
+        """Seconds until the next job is overdue, or until signals must be heard."""
         if self.deadline_s == 0:
-            return None
+            return LISTEN_S
         first = min(w.since for w in self.workers if w.job is not None)
-        return max(0.0, first + self.deadline_s - time.monotonic())
+        return min(LISTEN_S, max(0.0, first + self.deadline_s - time.monotonic()))
 
     def _overdue(self) -> list[int]:
         if self.deadline_s == 0:
