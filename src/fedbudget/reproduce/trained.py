@@ -81,6 +81,7 @@ LARGE = Group(
                 *("control.controller=planner", "budget.accounting=counted"),
                 *(f'budget.{resource}="{share}"' for resource, share in RATIOS.items()),
                 *("train.server=nesterov", "train.server_momentum=0.6"),
+                "train.betas=[0.5, 0.999]",
                 "train.lr_rule=square-root",
             ),
         ),
