@@ -68,19 +68,20 @@ SMALL = Group(
     "cafl-l",
 )
 CAFL = Case("cafl", "cafl", paper="CAFL-L")
+SERVER = ("train.server=nesterov", "train.server_momentum=0.6")
+"""what the presets of 2 x 128 have; here for every case alike"""
 LARGE = Group(
     "8 x 128, the model behind table 1",
     "table1-",
     (
-        Case("table1-fedavg", "table1", ("control.controller=fixed",), "FedAvg"),
-        Case("table1", "table1", paper="CAFL-L"),
+        Case("table1-fedavg", "table1", (*SERVER, "control.controller=fixed"), "FedAvg"),
+        Case("table1", "table1", SERVER, "CAFL-L"),
         Case(
             "table1-planner",  # with what configs/planner.toml has, and the step size for its batch
             "table1",
             (
-                *("control.controller=planner", "budget.accounting=counted"),
+                *(*SERVER, "control.controller=planner", "budget.accounting=counted"),
                 *(f'budget.{resource}="{share}"' for resource, share in RATIOS.items()),
-                *("train.server=nesterov", "train.server_momentum=0.6"),
                 "train.betas=[0.5, 0.999]",
                 "train.lr_rule=square-root",
             ),
