@@ -70,10 +70,11 @@ QUICK = [
 
 def test_training_rows_and_figures_are_written_labelled_and_kept(tmp_path, capsys):
     lines = trained.run(tmp_path, seeds=2, full=True, overrides=QUICK)
-    names = {"fedavg", "cafl-l", "planner", "cafl", "table1", "table1-fedavg", "table1-planner"}
+    names = {"fedavg", "cafl-l", "planner", "cafl"}
+    names |= {"table1-fedavg", "table1-clamped", "table1-planner"}
     assert {p.name for p in (tmp_path / "training").iterdir()} == names
     assert (tmp_path / "training" / "planner" / "seed-1" / "summary.json").exists()
-    assert not (tmp_path / "training" / "table1" / "seed-1").exists()
+    assert not (tmp_path / "training" / "table1-clamped" / "seed-1").exists()
     page = (tmp_path / "training.md").read_text()
     assert page == "\n".join(lines)
     for prefix in ("", "table1-"):

@@ -75,7 +75,7 @@ LARGE = Group(
     "table1-",
     (
         Case("table1-fedavg", "table1", (*SERVER, "control.controller=fixed"), "FedAvg"),
-        Case("table1", "table1", SERVER, "CAFL-L"),
+        Case("table1-clamped", "table1", SERVER, "CAFL-L"),
         Case(
             "table1-planner",  # with what configs/planner.toml has, and the step size for its batch
             "table1",

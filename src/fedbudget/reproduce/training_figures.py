@@ -93,5 +93,5 @@ def loss_figure(runs: Sequence[Loaded], printed: Mapping[str, float]) -> Figure:
         axes.axhline(
             loss, color="grey", linestyle=dashes, linewidth=1, label=f"paper, {name}: {loss:.2f}"
         )
-    axes.legend(frameon=False)
+    axes.legend(edgecolor="none", framealpha=1)
     return figure
