@@ -1,5 +1,6 @@
 """fedbudget.train, as the README and the examples use it."""
 
+import math
 import runpy
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,8 @@ from fedbudget.algorithms.server import adam, momentum, nesterov, yogi
 from fedbudget.algorithms.terms import growing
 from fedbudget.client import Recipe
 from fedbudget.constraints import box, l1_ball
+from fedbudget.control.controller import fixed
+from fedbudget.types import Knobs
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -31,6 +34,11 @@ def squared(model, x, y):
 def parts():
     data = blobs()
     return [(data.x[i::4], data.y[i::4]) for i in range(4)], (blobs(60, 1).x, blobs(60, 1).y)
+
+
+def asking(knobs):
+    """What makes a controller that always gives the same."""
+    return lambda *about: fixed(Knobs(1, 1, 1))._replace(knobs=lambda state, client: knobs)
 
 
 def test_train_learns_and_returns_the_model():
@@ -112,6 +120,11 @@ def test_a_budget_is_kept_from_the_first_round_and_reported():
             controller=fb.planner(),
             quiet=True,
         )
+    for amount in (5, "27%"):
+        with pytest.raises(fb.UserError, match=r"budget is .*; name resources"):
+            fb.train(make_model, clients, budget=amount, quiet=True)
+    with pytest.raises(fb.UserError, match="codec = 'nothing' would send no update"):
+        fb.train(make_model, clients, codec="nothing", quiet=True)
     with pytest.raises(fb.UserError, match="needs a budget"):
         fb.train(make_model, clients, controller=fb.planner(), quiet=True)
 
@@ -141,6 +154,58 @@ def test_a_measured_budget_is_about_what_clients_measure():
             assert knobs.steps < planned / 2, "a Pi's peak rate was believed over what was measured"
     with pytest.raises(fb.UserError, match=r"budget\.latency: .*cannot measure it; it can measure"):
         fb.train(make_model, clients, budget={"latency": 3}, accounting="measured", quiet=True)
+
+
+def test_device_classes_have_budgets_and_knobs_of_their_own():
+    clients, validation = parts()
+    about = {"rounds": 3, "steps": 40, "quiet": True, "controller": fb.planner(batches=(2, 4))}
+    shares = {"energy": ["20%", "60%"], "communication": "2 kB"}
+    run = fb.train(make_model, clients, validation, budget=fb.Budget(**shares), **about)
+    energy = run.summary["usage"]["counted"]["energy"]
+    assert energy["budget"][1] == pytest.approx(3 * energy["budget"][0])
+    assert energy["rounds_over"] == 0
+    assert 0.9 < energy["worst_ratio"] <= 1
+    knobs = run.records[0].knobs
+    assert knobs["0"] == knobs["2"] != knobs["1"] == knobs["3"]
+    with pytest.raises(fb.UserError, match=r"^device class 1: no setting meets communication"):
+        fb.train(make_model, clients, budget={"communication": ["2 kB", "9 B"]}, **about)
+    with pytest.raises(fb.UserError, match="equally long; they have 2, 3"):
+        fb.train(make_model, clients, budget={"energy": [1, 2], "memory": [1, 2, 3]}, **about)
+    with pytest.raises(fb.UserError, match="a list is empty"):
+        fb.train(make_model, clients, budget={"energy": []}, **about)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ("planner", "controller = 'planner': give planner"),
+        (fb.planner, "controller = planner: give planner"),
+        (lambda *about: None, "controller: it returned a NoneType; give planner"),
+        (asking(None), "the controller gives a NoneType; it must give Knobs"),
+        (asking(Knobs(9, 1, 1)), "the model has 2 layer groups"),
+        (asking(Knobs(1, 1, 0)), "batch and accumulate are whole numbers from 1 on"),
+        (asking(Knobs(1, 1.5, 2)), "batch and accumulate are whole numbers from 1 on"),
+        (asking(Knobs(1, 1, 1, codec="zip")), "codec 'zip' is unknown"),
+    ],
+)
+def test_a_controller_that_is_none_or_asks_the_impossible_is_explained(given, sentence):
+    clients, _ = parts()
+    with pytest.raises(fb.UserError, match=sentence):
+        fb.train(make_model, clients, budget={"energy": "50%"}, controller=given, quiet=True)
+
+
+def test_replies_that_are_of_no_use_are_told_of_though_all_is_quiet():
+    clients, validation = parts()
+    wide = [(torch.zeros(9, 5), torch.zeros(9, dtype=torch.long))]
+    with pytest.raises(
+        fb.UserError, match="no client could be used in any round; client 0 in round 2: "
+    ):
+        fb.train(make_model, wide, validation, rounds=2, quiet=True)
+    broken = (torch.full_like(clients[0][0], math.inf), clients[0][1])
+    with pytest.warns(
+        RuntimeWarning, match="2 of 8 replies were not used, the first by client 0 in"
+    ):
+        fb.train(make_model, [broken, *clients[1:]], validation, rounds=2, quiet=True)
 
 
 def test_updates_per_unit_of_work_and_a_cooldown_from_python():

@@ -14,7 +14,10 @@ from torch import nn
 
 from conftest import blobs, text_plan
 from fedbudget import rounds
+from fedbudget.build import build
+from fedbudget.choices import why
 from fedbudget.codecs import frame
+from fedbudget.config import find_config, load
 from fedbudget.control.frontier import Grid, Progress, affordable
 from fedbudget.control.planner import Search, planner
 from fedbudget.data.examples import Windows
@@ -73,6 +76,8 @@ def test_shares_and_degrees_become_numbers():
         resolve(read({"money": 3}), reference, 25.0)
     with pytest.raises(UserError, match="name at least one resource"):
         read({})
+    with pytest.raises(UserError, match=r"budget\.energy = 27% of FedAvg's: FedAvg takes none"):
+        resolve(read({"energy": "27%"}), {"energy": 0.0}, 25.0)
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +147,30 @@ def test_forecast_bytes_are_those_of_any_update(gpt, codec, layers, above):
     assert frame_bytes(gpt.layout, knobs) == len(packed) == len(frame.to_bytes(packed))
 
 
+@pytest.mark.parametrize("codec", ["topk1%", "topk10%", "topk60%+eden2", "topk5%+sign"])
+def test_no_update_takes_more_than_the_forecast_bytes(gpt, codec):
+    """Positions in a row, or far apart, take other bytes than random ones."""
+    whole = gpt.layout.top(4)
+    count = whole.stop - whole.start
+    for places in (slice(0, count // 9), slice(None, None, 9), slice(count - count // 9, None)):
+        update = torch.randn(count, generator=torch.Generator().manual_seed(1))
+        update[places] *= 50
+        about = {"run": 1, "round": 2, "client": 3, "seed": 4, "codec": codec}
+        packed = frame.pack([update], gpt.layout, **about, groups=(0, 4))
+        assert len(packed) <= frame_bytes(gpt.layout, Knobs(4, 1, 1, codec=codec))
+
+
+def test_numbers_of_eight_bytes_take_twice_the_memory_and_traffic(gpt):
+    windows = Windows(torch.zeros(1000, dtype=torch.uint8), 32, ((0, 1000),))
+    model = FlatModel(GPT(65, context=32, layers=2, width=64, heads=2).double())
+    double = measure(model, classify(), windows, "adamw")
+    knobs = Knobs(4, 10, 8)
+    state = 4 * gpt.shape.parameters[-1] * 4  # weights, gradients, two moments
+    assert double.memory(knobs) - double.kept[3] * 8 == 2 * state
+    assert gpt.shape.memory(knobs) - gpt.shape.kept[3] * 8 == state
+    assert double.step_traffic(knobs) == 2 * gpt.shape.step_traffic(knobs)
+
+
 GRID = Grid((1, 2, 3, 4), (2, 4, 8), ("raw32", "int8", "eden2"), least=5, most=400)
 
 
@@ -208,6 +237,53 @@ def test_a_resource_in_stairs_is_not_taken_for_a_line(gpt):
     for limit in (1.0, 2.0, 5.0):
         best = affordable(stairs, GRID, progress(gpt), {"wakeups": limit})[0]
         assert (best.knobs.steps, best.binding) == (64 * limit, "wakeups")
+
+
+def test_a_resource_that_is_known_to_the_most_steps_only_will_do(gpt):
+    def table(knobs):
+        if knobs.steps > GRID.most:
+            raise UserError("the table ends here")
+        return {**gpt.forecast(knobs), "wakeups": 1.0}
+
+    best = affordable(table, GRID, progress(gpt), {"wakeups": 2.0})[0]
+    assert (best.knobs.steps, best.binding) == (GRID.most, "")
+
+
+def test_a_resource_that_falls_with_steps_is_refused_with_the_reason(gpt):
+    def rarer(knobs):
+        return {**gpt.forecast(knobs), "wakeups": 1000 / knobs.steps}
+
+    with pytest.raises(UserError, match="wakeups falls with the number of steps"):
+        affordable(rarer, GRID, progress(gpt), {"wakeups": 100.0})
+    assert affordable(rarer, GRID, progress(gpt), {"wakeups": 200.0})  # 5 steps take no more
+    assert affordable(
+        rarer, GRID, progress(gpt), {"energy": gpt.forecast(Knobs(4, 60, 8))["energy"]}
+    )
+
+
+def test_a_resource_that_stays_as_it_is_does_not_fall(gpt):
+    def even(knobs):  # but for what a division rounds
+        used = gpt.forecast(knobs)
+        return {**used, "each": used["energy"] / knobs.steps}
+
+    assert affordable(even, GRID, progress(gpt), {"each": 1e9})
+
+
+def test_where_no_budget_forbids_more_steps_none_is_said_to_bind(gpt):
+    plenty = {"energy": 1e9, "communication": 1e9}
+    best, *_ = found = affordable(gpt.forecast, GRID, progress(gpt), plenty)
+    assert (best.knobs.steps, best.binding) == (GRID.most, "")
+    assert "no budget forbids more steps, but control.most_steps does" in why(found, plenty, 0.02)
+    just = {"energy": 1.001 * best.usage["energy"]}  # one more step would take more
+    again, *_ = affordable(gpt.forecast, GRID, progress(gpt), just)
+    assert (again.knobs.steps, again.binding) == (GRID.most, "energy")
+
+
+def test_every_budget_that_cannot_be_met_is_named(gpt):
+    with pytest.raises(UserError) as refused:
+        affordable(gpt.forecast, GRID, progress(gpt), {"memory": 10.0, "energy": 1e-9})
+    assert "no setting meets memory <= 10 B; the least is" in str(refused.value)
+    assert "; nor energy <= 0.001 µJ; the least is" in str(refused.value)
 
 
 def test_thrift_gives_so_much_progress_away_for_less_uplink_and_no_more(gpt):
@@ -325,3 +401,24 @@ def test_a_fifth_resource_fits_in_a_function(gpt):
 def test_a_thrift_that_is_no_share_is_refused(thrift):
     with pytest.raises(UserError, match=r"thrift = .*: it must be a share from 0 to below 1"):
         Search(thrift=thrift)
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        ({"codecs": ("eden2", "nothing")}, "'nothing' would send no update at all"),
+        ({"noise_scale": math.nan}, "noise_scale = nan: it must be finite and above 0"),
+        ({"noise_scale": -1.0}, "noise_scale = -1.0: it must be finite and above 0"),
+    ],
+)
+def test_a_search_that_makes_no_sense_is_refused(how, sentence):
+    with pytest.raises(UserError, match=sentence):
+        Search(**how)
+
+
+def test_a_share_of_the_downlink_is_of_the_model_sent_as_it_is():
+    own = ["data.source=topics", "model.size=1x16", "codec.down=int8", "budget.downlink=27%"]
+    plan = build(load(find_config("planner"), own))
+    whole = build(load(find_config("planner"), [*own[:2], "budget.downlink=100%"]))
+    limits, reference = (p.budgets["counted"][0]["downlink"] for p in (plan, whole))
+    assert limits == pytest.approx(0.27 * reference)

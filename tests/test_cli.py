@@ -254,6 +254,22 @@ def test_plan_says_what_fits_or_why_nothing_does(tmp_path):
     assert "no setting meets memory <= 1 kB; the least is" in none.stderr
 
 
+def test_plan_shows_where_the_papers_duals_will_lead():
+    done = fedbudget("plan", "cafl-l", "--set", "data.source=topics")
+    assert done.returncode == 0, done.stderr
+    rows = [line.split("│")[1:] for line in done.stdout.splitlines() if line.startswith("│")]
+    assert [int(row[0]) for row in rows] == [1, 2, 5, 10, 20, 50]
+    assert [cell.strip() for cell in rows[0][1:6]] == ["4", "60", "16", "1", "raw32"]
+    assert [cell.split()[1] for cell in rows[0][6:10]] == ["377%", "862%", "119%", "62%"]
+    assert "last 5 of 50 rounds too: energy (in 50, ends at 113%), memory (in 50" in done.stdout
+    counted = ("--set", "budget.accounting=counted", "--set", "data.source=topics")
+    none = fedbudget("plan", "cafl-l", *counted)
+    assert none.returncode == 2
+    assert "accumulate=12 codec=eden2, which keeps the tokens of a round" in none.stderr
+    without = fedbudget("plan", "cafl-l", *counted, "--set", "control.preserve_tokens=false")
+    assert without.returncode == 0
+
+
 def test_reproduce_prints_the_papers_line_to_the_digit(tmp_path):
     done = fedbudget("reproduce", "cafl", "--quick", "--out", tmp_path)
     assert done.returncode == 0, done.stderr
@@ -273,7 +289,7 @@ def test_odd_names_and_damaged_summaries_are_no_traceback(tmp_path):
         (odd / "summary.json").write_text(text)
         report = fedbudget("report", odd)
         assert report.returncode == 0, report.stderr
-        assert "summary.json is damaged" in report.stdout
+        assert "summary.json is damaged" in report.stderr
         resumed = fedbudget("resume", odd)
         assert resumed.returncode == 0, resumed.stderr
     for arguments in (

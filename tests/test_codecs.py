@@ -182,8 +182,8 @@ def test_a_frame_is_no_larger_than_its_bits(count):
 
 
 def test_the_bar_on_sizes_covers_every_codec_of_fixed_size():
-    fixed = {name for name in codecs.CODECS if codecs.named(name).size is not None}
-    assert fixed == {*BITS, "raw32", "raw64"}
+    fixed = {name for name in codecs.CODECS if codecs.named(name).fixed}
+    assert fixed == {*BITS, "raw32", "raw64", "nothing"}
 
 
 @pytest.mark.parametrize("name", [*BITS, "raw32", "raw64"])
@@ -192,6 +192,36 @@ def test_the_bar_on_sizes_covers_every_codec_of_fixed_size():
 def test_a_size_is_known_before_it_is_encoded(name, count):
     codec = codecs.named(name)
     assert codec.size(count) == len(codec.encode(torch.ones(count), 0))
+
+
+def clustered(count, kept, how, seed):
+    """Large numbers in one place, in a few, at both ends, or evenly apart: gaps of every kind."""
+    x = gaussian(count, seed)
+    places = {
+        "start": range(kept),
+        "end": range(count - kept, count),
+        "ends": [*range(kept // 2), *range(count - kept + kept // 2, count)],
+        "even": range(0, count, max(1, count // kept)),
+    }[how]
+    x[[*places][:kept]] += 100
+    return x
+
+
+@given(
+    st.integers(1, 20_000),
+    st.sampled_from(["0.1", "1", "5", "30", "60", "100"]),
+    st.sampled_from(["raw32", "eden2", "sign"]),
+    st.sampled_from(["start", "end", "ends", "even"]),
+    st.integers(0, 9),
+)
+@settings(max_examples=150, deadline=None)
+def test_a_top_fraction_never_takes_more_than_its_size(count, percent, inner, how, seed):
+    codec = codecs.named(f"topk{percent}%+{inner}")
+    x = clustered(count, sparse.kept(count, Fraction(percent)), how, seed)
+    body = codec.encode(x, 0)
+    assert len(body) <= codec.size(count)
+    random = len(codec.encode(gaussian(count, seed), 0))
+    assert codec.size(count) <= 1.12 * random + 16  # and the bound is not far from what is usual
 
 
 @given(st.integers(1, 70_000), st.integers(1, 99), st.sampled_from([*BITS]), st.integers(0, 9))

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -103,6 +105,31 @@ values = st.one_of(
 tables = [n for n, f in Config.model_fields.items() if n in ("data", "model", "train")]
 
 
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"budget": {"device": 5}}, "budget.device = 5: it must be a string"),
+        ({"budget": {"device": ["phone", 3]}}, "budget.device.1 = 3: it must be a string"),
+        ({"budget": {"energy": ["6 J", True]}}, "budget.energy.1 = true: it must be an amount"),
+        ({"world": {"memory": True}}, "world.memory = true: it must be a number"),
+        ({"budget": 3}, "budget = 3: it must be a table"),
+    ],
+)
+def test_no_name_of_a_type_stands_in_a_key(given, sentence):
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        validate(given, "x.toml")
+
+
+def test_a_value_of_several_types_is_named_by_its_key():
+    for value, shown in ((True, "true"), ({"a": 1}, '{"a": 1}')):
+        with pytest.raises(UserError) as error:
+            validate({"budget": {"energy": value}}, "x.toml")
+        sentence = f'budget.energy = {shown}: it must be an amount such as "600 kB", or a number'
+        assert str(error.value) == f"x.toml: {sentence}"
+    with pytest.raises(UserError, match=r"train\.steps = true: it must be a whole number$"):
+        validate({"train": {"steps": True, "batch": True}}, "x.toml")
+
+
 @given(st.sampled_from([*Config.model_fields, "nonsense"]), st.text(max_size=6), values)
 def test_any_config_is_valid_or_one_sentence(table, key, value):
     tree = {table: {key: value}} if table in tables else {table: value}
@@ -184,7 +211,7 @@ def test_device_classes_are_lists_of_equal_length():
     assert low["memory"] == high["memory"]
     with pytest.raises(UserError, match=r"all must be equally long; they have 2, 3"):
         small(budget={**budget, "time": ["1 s", "2 s", "3 s"]}, control={"controller": "planner"})
-    with pytest.raises(UserError, match=r"all must be equally long; they have 0"):
+    with pytest.raises(UserError, match=r"a list is empty"):
         small(budget={"energy": []})
     with pytest.raises(UserError, match=r"least_steps = 10 is more than control\.most_steps = 5"):
         small(control={"most_steps": 5})

@@ -70,7 +70,7 @@ def test_every_choice_is_within_every_budget_or_refused(known, name, energy, upl
     try:
         controller = policy(name, known, [rich, poor])
     except UserError as error:
-        assert str(error).startswith(f"{name}: no setting meets")
+        assert str(error).startswith(f"device class 1: {name}: no setting meets")
         return
     state = controller.init()
     for _ in range(4):
@@ -158,10 +158,25 @@ def test_cocofl_with_no_room_for_all_steps_still_trains_every_layer(known):
 def test_static_is_the_config_itself_or_a_sentence(known):
     rich, poor = share(known, energy=1.1), share(known, energy=0.5)
     assert static(known.forecast, BASE, [rich]).knobs({}, 3) == BASE
-    with pytest.raises(UserError, match=r"of energy, above the budget of device class 1.*steps=20"):
+    with pytest.raises(UserError, match=r"^device class 1: static: .* of energy, above .*steps=20"):
         static(known.forecast, BASE, [rich, poor])
     with pytest.raises(UserError, match="no number of steps fits"):
         static(known.forecast, BASE, [share(known, communication=0.1)])
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        fedpaq,
+        heterofl,
+        lambda *about: cocofl(*about, seed=5),
+        lambda *about: adaptive(*about, rounds=9),
+    ],
+)
+def test_a_refusal_names_the_device_class(known, method):
+    classes = [share(known, energy=1.1), share(known, energy=1e-6)]
+    with pytest.raises(UserError, match=r"^device class 1: \w+: no setting meets energy"):
+        method(known.forecast, BASE, classes)
 
 
 def bound(steps, progress, drift, left):
@@ -296,7 +311,7 @@ def test_the_table_has_a_row_for_each_policy_and_is_not_trained_twice(tmp_path, 
     assert tried == {"fedavg": "3", "static": "3", "cocofl": "3", "hopeless": "-"}
     assert "energy 2.5" in rows[0][5]  # FedAvg keeps no budget
     assert rows[1][5].startswith("kept")
-    assert "cannot: static: the knobs in [train] take" in rows[3][5]
+    assert "cannot: device class 0: static: the knobs in [train] take" in rows[3][5]
     assert "energy 5" in rows[0][11]  # half the fleet at half
     for name in (*names, "cocofl+half", "cocofl+drop30%"):
         assert len(list((tmp_path / name).glob("*/seed-0/summary.json"))) in (1, 3)

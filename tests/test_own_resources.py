@@ -71,6 +71,21 @@ def test_a_dual_of_its_own_moves_a_policy_that_reads_it():
     assert spent[-1] < 0.8 * spent[0]
 
 
+@pytest.mark.parametrize(
+    ("amount", "why"),
+    [
+        (lambda knobs, counted: None, "TypeError"),
+        (lambda knobs, counted: 1 / 0, "ZeroDivisionError: division by zero"),
+        (lambda knobs, counted: counted["foo"], "KeyError: 'foo'"),
+        (lambda knobs, counted: "3", "TypeError: '3' is text"),
+        (lambda knobs: 1.0, "TypeError"),
+    ],
+)
+def test_a_function_that_gives_no_number_is_named(amount, why):
+    with pytest.raises(fb.UserError, match=f"the resource odd has no amount at .*{why}"):
+        trained(resources=[fb.Resource("odd", amount)], budget={"odd": 1.0})
+
+
 def test_a_budget_that_it_cannot_meet_is_refused_with_its_least_value():
     with pytest.raises(fb.UserError, match=r"no setting meets money <= 1e-09.*the least is"):
         trained(budget={"money": 1e-9}, controller=fb.planner())
@@ -89,7 +104,7 @@ def test_a_budget_that_it_cannot_meet_is_refused_with_its_least_value():
         ([MONEY, MONEY], {"energy": 1}, r"resources\[1\]: the name 'money' is taken"),
         ([euros], {"energy": 1}, "it must be a fedbudget.Resource"),
         ([MONEY], {"money": "2 USD"}, "the unit 'USD' is unknown here; write \"2 EUR\""),
-        ([MONEY], {"monye": 2}, "nothing counts it; counted are .*money"),
+        ([MONEY], {"monye": 2}, r"nothing counts it; did you mean money\? known are .*money"),
         ([fb.Resource("money", lambda k, c: float("nan"))], {"money": 2}, "comes to nan"),
         ([fb.Resource("money", lambda k, c: -1.0)], {"money": 2}, "comes to -1.0"),
     ],

@@ -199,7 +199,7 @@ def test_a_pipe_and_a_dumb_terminal_get_a_line_a_round():
             live.on_round(record(2, dropped={"2": "it dropped out"}))
         first, second = console.file.getvalue().splitlines()
         assert first == (
-            "planner round 1/2  loss 2.5000  accuracy 0.2500  up 0.00 MB down 0.00 MB  "
+            "planner round 1/2  loss 2.5000  accuracy 0.2500  up 1 kB down 2 kB  "
             "energy 150.0% of its budget (over)  2.0 s  2.0 s left"
         )
         assert "1 of 3 dropped" in second

@@ -227,9 +227,9 @@ def test_seeds_are_a_mean_with_a_band_over_those_that_reached_the_round():
     (panel,) = loss_chart(runs).panels
     a, b = panel.lines
     assert (a.name, a.x, a.y, a.low, a.high) == (
-        *("a (3 seeds): 2.50", [1, 2], (5.0, 2.5), (4.0, 2.0), (6.0, 3.0)),
+        *("a (3 seeds): ends at 2.500", [1, 2], (5.0, 2.5), (4.0, 2.0), (6.0, 3.0)),
     )
-    assert (b.name, b.place, b.banded) == ("b: 5.00", 1, False)
+    assert (b.name, b.place, b.banded) == ("b: ends at 5.000", 1, False)
     early = [*runs[:2], made("a", [record(1, {0: 1.0}, 8.0)], seed=2)]
     (line,) = loss_chart(early).panels[0].lines
     assert (line.x, line.y, line.high) == ([1, 2], (6.0, 2.5), (8.0, 3.0))
@@ -361,7 +361,7 @@ def test_the_verdict_names_budgets_accounting_and_the_loss_over_the_free_run():
     ]
     assert verdict(runs) == [
         "fedavg (no budgets) ends at a validation loss of 2.000.",
-        "planner kept all 2 budgets (counted) in 2 of 2 rounds, at +1.0% loss over fedavg.",
+        "planner kept both budgets (counted) in 2 of 2 rounds, at +1.0% loss over fedavg.",
         "loose broke budgets (counted) in 2 of 2 rounds: energy in 2 (worst 1.5×); it kept "
         "communication; -5.0% loss over fedavg.",
     ]

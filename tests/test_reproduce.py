@@ -75,7 +75,8 @@ def test_training_rows_and_figures_are_written_labelled_and_kept(tmp_path, capsy
     assert {p.name for p in (tmp_path / "training").iterdir()} == names
     assert (tmp_path / "training" / "planner" / "seed-1" / "summary.json").exists()
     assert not (tmp_path / "training" / "table1-clamped" / "seed-1").exists()
-    page = (tmp_path / "training.md").read_text()
+    small, large = (tmp_path / f"{p}training.md" for p in ("", "table1-"))
+    page = small.read_text() + "\n" + large.read_text()
     assert page == "\n".join(lines)
     for prefix in ("", "table1-"):
         for number in (2, 3, 4):
@@ -91,6 +92,9 @@ def test_training_rows_and_figures_are_written_labelled_and_kept(tmp_path, capsy
     again = trained.run(tmp_path, seeds=2, full=True, overrides=QUICK)
     assert again == lines
     assert capsys.readouterr().out.count("is finished") == 11
+    before = large.read_bytes()
+    assert trained.run(tmp_path, seeds=2, full=False, overrides=QUICK) == lines[:4]
+    assert large.read_bytes() == before  # what --full wrote stays
     other = [*QUICK, "train.lr=0.5"]
     with pytest.raises(UserError, match="made with another configuration"):
         trained.run(tmp_path, seeds=2, full=False, overrides=other)

@@ -10,7 +10,7 @@ import torch
 from conftest import softmax_plan, text_plan
 from fedbudget import rounds
 from fedbudget.algorithms.scaffold import scaffold
-from fedbudget.build import build
+from fedbudget.build import build, build_search
 from fedbudget.client import Recipe
 from fedbudget.codecs import frame
 from fedbudget.config import load
@@ -18,6 +18,7 @@ from fedbudget.control.controller import fixed
 from fedbudget.control.rotation import Cycle, rotation
 from fedbudget.engines.batched import Batched
 from fedbudget.engines.embedded import InProcess, Workers
+from fedbudget.errors import UserError
 from fedbudget.models.flat import FlatModel
 from fedbudget.models.gpt import GPT
 from fedbudget.resources.costs import costs
@@ -117,6 +118,14 @@ def test_costs_of_every_part_are_what_counting_that_part_gives():
             assert shape.memory(knobs) - 4 * (model.layout.size + 3 * trained) == kept.total
 
 
+def test_parts_in_the_middle_are_counted_where_they_are_asked_for():
+    plan = plan_of()
+    about = (FlatModel(plan.model()), classify(), plan.clients[0], "adamw")
+    whole, top = measure(*about), measure(*about, parts=False)
+    assert (top.flops, top.kept, top.parameters) == (whole.flops, whole.kept, whole.parameters)
+    assert len(top.spared_flops) == 1 < len(whole.spared_flops)
+
+
 def test_the_papers_proxies_say_nothing_of_a_part_in_the_middle():
     plan = plan_of()
     about = (classify(), plan.clients[0], "adamw", RASPBERRY_PI_5, True)
@@ -144,6 +153,18 @@ def test_a_config_rotates_within_its_budgets(tmp_path, monkeypatch, budget):
             for usage in record.usage["counted"].values():
                 assert all(usage[r] <= limit for r, limit in limits.items())
     assert bool(plan.budgets) == bool(budget)
+    if budget:  # `plan` says of each turn what `run` does
+        _, turns, *_ = build_search(load(tmp_path / "c.toml"))
+        assert [(g.layers, g.above) for g in turns.values()] == [
+            ((3,), 0),
+            *(((1,), above) for above in (2, 1, 0)),
+        ]
+        least = ["control.codecs=['raw32']", "budget.communication=85%"]
+        with pytest.raises(UserError, match=r"no setting meets communication .* layers=3"):
+            build(load(tmp_path / "c.toml", least))
+        never = build(load(tmp_path / "c.toml", [*least, "control.whole_rounds=0"]))
+        records, _ = trained(never, InProcess(never))
+        assert [r.knobs["*"].layers for r in records] == [1] * 6
     two = build(load(tmp_path / "c.toml", ["train.layers=2"]))
     records, _ = trained(two, InProcess(two))
     places = [(r.knobs["*"].layers, r.knobs["*"].above) for r in records]

@@ -196,8 +196,11 @@ def test_a_worker_that_dies_is_replaced_and_its_job_retried_once():
         before = {w.process.pid for w in engine.workers}
         records, _ = [], None
         layout = plan.build_model().layout
-        for record, _ in rounds.run(plan, engine, layout, rounds.first_state(plan)):
-            records.append(record)
+        with pytest.raises(
+            UserError, match=r"in any round; client \d in round 1: its worker process"
+        ):
+            for record, _ in rounds.run(plan, engine, layout, rounds.first_state(plan)):
+                records.append(record)
         assert len({w.process.pid for w in engine.workers} & before) == 1
         processes = [w.process for w in engine.workers]
     assert list(records[0].dropped.values()) == ["its worker process died twice"]

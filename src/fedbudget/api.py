@@ -18,9 +18,10 @@ from fedbudget.algorithms.algorithm import Algorithm
 from fedbudget.algorithms.fedavg import fedavg
 from fedbudget.callbacks import Callback, closing, guarded
 from fedbudget.client import Recipe
-from fedbudget.codecs import named
+from fedbudget.codecs import chosen
 from fedbudget.constraints import ConstraintSet
 from fedbudget.control import planner as control
+from fedbudget.control.classes import by_class
 from fedbudget.control.controller import Controller, fixed
 from fedbudget.control.planner import Search
 from fedbudget.data.examples import Arrays, Lazy, as_examples
@@ -33,28 +34,31 @@ from fedbudget.plan import Plan
 from fedbudget.progress import Live, watched
 from fedbudget.records import plain
 from fedbudget.resources import devices
-from fedbudget.resources.budget import read, resolve
+from fedbudget.resources.budget import each_class, read_classes, resolve
 from fedbudget.resources.costs import Costs, costs
 from fedbudget.resources.meters import check_budgets, sensors
 from fedbudget.resources.own import Resource, check
 from fedbudget.result import Run, facts
+from fedbudget.summary import unused
 from fedbudget.task import classify, custom
 from fedbudget.types import Knobs, RoundRecord
 
+Limit = str | float | list[str | float]
 
-class Budget(dict[str, str | float]):
-    """Limits per client and round.
 
-    >>> Budget(energy="1.2 kJ", communication="600 kB")
-    {'energy': '1.2 kJ', 'communication': '600 kB'}
+class Budget(dict[str, Limit]):
+    """Limits per client and round; a list has one for each device class.
+
+    >>> Budget(energy="1.2 kJ", communication=["600 kB", "2 MB"])
+    {'energy': '1.2 kJ', 'communication': ['600 kB', '2 MB']}
     """
 
-    def __init__(self, **limits: str | float) -> None:
+    def __init__(self, **limits: Limit) -> None:
         super().__init__(limits)
 
 
 MakeController = Callable[[Costs, Mapping[str, float], Knobs, int], Controller]
-"""(costs, budgets, base knobs, cohort) -> controller"""
+"""(costs, budgets, base knobs, cohort) -> controller; called for each device class"""
 
 
 def planner(
@@ -101,7 +105,7 @@ def train(
     round_schedule: Literal["constant", "cosine", "cooldown", "sqrt-cooldown"] = "constant",
     cooldown: float = 0.3,
     seed: int = 0,
-    budget: Mapping[str, str | float] | None = None,
+    budget: Mapping[str, Limit] | None = None,
     resources: Sequence[Resource] = (),
     accounting: Literal["counted", "measured"] = "counted",
     controller: MakeController | None = None,
@@ -134,7 +138,8 @@ def train(
     round_schedule: of the step size over the rounds; cooldowns fall to nothing at their end.
     cooldown: share of the rounds that those take.
     budget: limits per client and round, Budget(communication="600 kB", energy="27%") or a dict; a
-        percentage is of what the settings above would use.
+        percentage is of what the settings above would use. A list has a limit for each device class:
+        client i is of class i modulo their number.
     resources: of your own, which the budget may name: Resource("money", function, "EUR").
     accounting: what the budget is about: work that is counted, or what clocks, kernel and sensors
         of the machine that trains say, such as Budget(time="20 s", memory="80 MB").
@@ -179,9 +184,11 @@ def train(
         raise UserError(
             f"cohort = {size}: it must be from 1 to {len(parts)}, the number of clients"
         )
-    if resources and not budget:
+    own = check(resources)
+    asked = read_classes(budget, own)
+    if own and not asked:
         raise UserError("resources: they are counted where there is a budget; give budget={...}")
-    if controller is not None and not budget:
+    if controller is not None and not asked:
         raise UserError("controller: it needs a budget to keep; give budget={...}")
     how = algorithm or fedavg()
     _check_sets(how, constraints, len(parts))
@@ -195,7 +202,7 @@ def train(
             f"layers = {layers}: it must be from 1 to {depth}, the model's layer groups"
         )
     task = custom(loss) if loss is not None else classify()
-    named(codec or flat.layout.raw)
+    chosen(codec or flat.layout.raw, "codec")
     base = Knobs(layers or depth, steps, batch, codec=codec or flat.layout.raw)
     local = replace(local, privacy=replace(local.privacy, cohort=size))
     privacy.check(
@@ -209,22 +216,26 @@ def train(
     epsilon.ready(local.privacy)
     alone = local.privacy.on and local.privacy.model == "sum"  # no update is seen by itself
     known: Costs | None = None
-    limits: dict[str, float] = {}
-    if budget:
+    limits: list[dict[str, float]] = []
+    if asked:
         if accounting == "measured":
-            check_budgets(budget, sensors(accelerator == "cpu"))
+            check_budgets(
+                dict.fromkeys(r for one in asked for r in one), sensors(accelerator == "cpu")
+            )
         known = costs(
             *(flat, task, parts[0], local.optimizer, devices.named(device)),
             gpt=False,
             vectors=how.vectors,
             accounting=accounting,
-            own=check(resources),
+            own=own,
         )
         plain = known.expected(replace(base, codec=flat.layout.raw))
-        limits = resolve(read(budget, known.own), plain, known.device.ambient_c)
+        ambient = known.device.ambient_c
+        limits = each_class(asked, lambda one: resolve(one, plain, ambient))
     decide = fixed(base)
     if controller is not None and known is not None:
-        decide = controller(known, limits, base, size)
+        made = each_class(limits, partial(_made, controller, known, base, size))
+        decide = by_class(made) if len(made) > 1 else made[0]
     plan = Plan(
         name=name,
         seed=seed,
@@ -239,7 +250,7 @@ def train(
         lr=lr,
         recipe=local,
         meters=(known.meter,) if known else (),
-        budgets={accounting: [limits]} if limits else {},
+        budgets={accounting: limits} if limits else {},
         units=known.units if known else {},
         weighting=weighting,
         normalise=normalise,
@@ -276,6 +287,19 @@ def train(
         )
     listeners = [on_round] if on_round else []
     return _run(plan, min(workers, size), listeners, callbacks, config, quiet)
+
+
+def _made(
+    make: Any, known: Costs, base: Knobs, cohort: int, limits: Mapping[str, float]
+) -> Controller:
+    """The controller of one device class."""
+    right = "give planner(), or a function of (costs, budgets, base knobs, cohort) for a Controller"
+    if make is planner or not callable(make):
+        raise UserError(f"controller = {getattr(make, '__name__', repr(make))}: {right}")
+    made = make(known, limits, base, cohort)
+    if not isinstance(made, Controller):
+        raise UserError(f"controller: it returned a {type(made).__name__}; {right}")
+    return made
 
 
 def _check_numbers(**numbers: int) -> None:
@@ -356,6 +380,8 @@ def _run(
         module.load_state_dict(model.state_dict(state.weights))
         module.eval()
         each = figures.pop("agents", {})
+        if quiet and (lost := unused([record.to_json() for record in records])):
+            _warn(lost)
         run = Run(module, tuple(records), plan, engine.kind, own, figures, each)
         for callback in safe:
             callback.end(plain(run.summary))

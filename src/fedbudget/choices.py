@@ -1,33 +1,76 @@
-"""The table of affordable knobs, and the choice in words."""
+"""What `plan` says: the table of affordable knobs and the choice, or where duals will lead."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
 from rich.table import Table
 
+from fedbudget.build.outlook import Course
 from fedbudget.control.frontier import Choice, Grid, Progress, affordable
 from fedbudget.control.planner import aims
-from fedbudget.resources.budget import tell
+from fedbudget.errors import about
+from fedbudget.resources.budget import named_class, tell
 from fedbudget.resources.costs import Costs
 
 
 def explained(
     kinds: Sequence[Costs],
-    grid: Grid,
+    turns: Mapping[str, Grid],
     progress: Progress,
     classes: Sequence[Mapping[str, float]],
     rows: int,
 ) -> Iterator[str | Table]:
-    """For each device class its budgets, the table and the choice; UserError where nothing fits."""
+    """For each device class its budgets, and for what trains in turn the table and the choice.
+
+    UserError where nothing fits.
+    """
     for i, limits in enumerate(classes):
         known = kinds[i % len(kinds)]
-        choices = affordable(known.expected, grid, progress, aims(limits, known.accounting))
-        whose = f"device class {i}" if len(classes) > 1 else "client"
-        how = f"counted on {known.device.name}"
-        if known.accounting == "measured":
-            how = f"measured; until a client has measured, as {how}"
-        yield f"budgets per {whose} and round, {how}: {tell(limits, known.written)}"
-        yield table(choices[:rows], limits, known)
-        yield why(choices, limits, grid.thrift)
+        whose = named_class(i, len(classes))
+        yield asked(whose, limits, known)
+        for name, grid in turns.items():
+            if name:
+                yield f"{name}:"
+            with about(whose), about(name):
+                choices = affordable(known.expected, grid, progress, aims(limits, known.accounting))
+            yield table(choices[:rows], limits, known)
+            yield why(choices, limits, grid.thrift)
+
+
+def asked(whose: str, limits: Mapping[str, float], known: Costs) -> str:
+    """The budgets of a device class, and what they are of."""
+    how = f"counted on {known.device.name}"
+    if known.accounting == "measured":
+        how = f"measured; until a client has measured, as {how}"
+    if known.accounting == "paper":
+        how = "by the papers' proxies"
+    return f"budgets per {whose or 'client'} and round, {how}: {tell(limits, known.written)}"
+
+
+SHOWN = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+"""turns of a course that get a row, and its last one"""
+
+
+def foretold(courses: Sequence[Course]) -> Iterator[str | Table]:
+    """Where the duals of each device class will lead, by forecast."""
+    for course in courses:
+        yield asked(course.whose, course.budgets, course.known)
+        out = Table(caption=f"by forecast; of {len(course.path)} {course.turns}")
+        names = ("layers", "steps", "batch", "accumulate", "codec", *course.budgets)
+        for name in (course.turns.partition("s")[0], *names):
+            out.add_column(name, justify="right")
+        last = len(course.path)
+        for turn in sorted({last, *(turn for turn in SHOWN if turn < last)}):
+            k, usage, _ = course.path[turn - 1]
+            knobs = map(str, (turn, k.layers, k.steps, k.batch, k.accumulate, k.codec))
+            out.add_row(*knobs, *_shares(usage, course.budgets, course.known))
+        yield out
+
+
+def _shares(
+    usage: Mapping[str, float], budgets: Mapping[str, float], known: Costs
+) -> Iterator[str]:
+    """Each budget's resource and what part of the budget it takes."""
+    return (f"{known.written(usage[r], r)} {usage[r] / b:.0%}" for r, b in budgets.items())
 
 
 def table(choices: Sequence[Choice], budgets: Mapping[str, float], known: Costs) -> Table:
@@ -38,12 +81,11 @@ def table(choices: Sequence[Choice], budgets: Mapping[str, float], known: Costs)
     for name in ("layers", "steps", "batch", "codec", *budgets, "progress", "binds"):
         out.add_column(name, justify="right")
     for c in choices:
-        used = (f"{known.written(c.usage[r], r)} {c.usage[r] / b:.0%}" for r, b in budgets.items())
         k = c.knobs
         out.add_row(
             *(str(k.layers), str(k.steps), str(k.batch), k.codec),
-            *used,
-            *(f"{c.progress:.1f}", c.binding),
+            *_shares(c.usage, budgets, known),
+            *(f"{c.progress:.1f}", c.binding or "-"),
         )
     return out
 
@@ -52,12 +94,15 @@ def why(choices: Sequence[Choice], budgets: Mapping[str, float], thrift: float) 
     """The choice, and what stops it from doing more."""
     best = choices[0]
     k = best.knobs
-    share = best.usage[best.binding] / budgets[best.binding]
+    nearest = best.binding or max(budgets, key=lambda r: best.usage[r] / budgets[r])
+    share = f"at {best.usage[nearest] / budgets[nearest]:.1%} of its budget"
+    binds = f"{nearest} binds, {share}"
+    if not best.binding:
+        binds = f"no budget forbids more steps, but control.most_steps does; {nearest} is {share}"
     code = ""
     if any(other.progress > best.progress for other in choices[1:]):
         least = f"the least of those within {thrift:.0%} of the most progress"
         code = f"; its code sends {least}"
     return (
-        f"choice: layers={k.layers} steps={k.steps} batch={k.batch} codec={k.codec}; "
-        f"{best.binding} binds, at {share:.1%} of its budget{code}"
+        f"choice: layers={k.layers} steps={k.steps} batch={k.batch} codec={k.codec}; {binds}{code}"
     )

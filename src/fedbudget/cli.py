@@ -183,18 +183,27 @@ def plan(
     Example: `fedbudget plan planner --set budget.communication="60 kB"`
     """
     with uncollected():
-        from fedbudget.build import build_search
-        from fedbudget.choices import explained
+        from fedbudget.build import build_courses, build_search
+        from fedbudget.build.controllers import DUAL
+        from fedbudget.choices import explained, foretold
         from fedbudget.config import find_config, load
         from fedbudget.terminal import console, say
         from fedbudget.threads import one_thread
 
         settings = load(find_config(config), set_ or [])
+        own = settings.control.controller
+        warnings: tuple[str, ...] = ()
         with one_thread():  # small work: threads would take longer to meet than to do it
-            search = build_search(settings)
-    for part in explained(*search, rows=rows):
+            if own in DUAL:
+                courses, warnings = build_courses(settings)
+                parts = foretold(courses)
+            else:
+                parts = explained(*build_search(settings), rows=rows)
+    for part in parts:
         say(part) if isinstance(part, str) else console().print(part)
-    if (own := settings.control.controller) not in ("planner", "rotation"):
+    for warning in warnings:
+        say(warning)
+    if own not in ("planner", "rotation", *DUAL):
         say(f"This is what the planner would do; control.controller = {own!r} decides by itself.")
 
 
@@ -208,7 +217,8 @@ def reproduce(
         bool, typer.Option("--quick", help="cafl: no training; others: a few rounds, for a look.")
     ] = False,
     full: Annotated[
-        bool, typer.Option("--full", help="cafl: also train CAFL and the 8 x 128 model, one seed.")
+        bool,
+        typer.Option("--full", help="cafl: also train the 8 x 128 model of table 1, one seed."),
     ] = False,
     seeds: Seeds = 3,
     set_: Set = None,

@@ -178,18 +178,18 @@ def find_config(name: str) -> Path:
         return known[name]
     near = difflib.get_close_matches(name, known, 1)
     hint = f"did you mean {near[0]}? " if near else ""
-    raise UserError(
-        f"{name}: no such file and no such preset; {hint}presets are {', '.join(known)}"
-    )
+    what = "a folder, not a config" if path.is_dir() else "no such file and no such preset"
+    raise UserError(f"{name}: {what}; {hint}presets are {', '.join(known)}")
 
 
 def load(path: Path, overrides: Iterable[str] = ()) -> Config:
     """Read, override and validate a config file."""
     tables = read_toml(path)
-    for override in overrides:
+    changes = list(overrides)
+    for override in changes:
         _set(tables, override)
     tables.setdefault("name", path.stem)
-    return validate(tables, str(path))
+    return validate(tables, f"{path}{' with --set' if changes else ''}")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -233,8 +233,13 @@ def _set(tables: dict[str, Any], override: str) -> None:
 
 def _sentence(error: ValidationError) -> str:
     """The first thing that is wrong, in one sentence."""
-    first = error.errors()[0]
-    loc = [json.dumps(str(part))[1:-1] for part in first["loc"]]  # escapes what does not print
+    every = error.errors()
+    # where a key may have several types there is an error for each; the deepest has come the farthest
+    same = [other for other in every if other["loc"][:2] == every[0]["loc"][:2]]
+    first = max(same, key=lambda other: len(other["loc"]))
+    # below table and key only places in a list: the names of types stand there as if they were keys
+    places = (p for i, p in enumerate(first["loc"]) if i < 2 or isinstance(p, int))
+    loc = [json.dumps(str(part))[1:-1] for part in places]  # escapes what does not print
     key = ".".join(loc)
     given = first["input"]
     context = first.get("ctx", {})
@@ -252,6 +257,8 @@ def _sentence(error: ValidationError) -> str:
         case "literal_error":
             return f"{key} = {shown}: it must be {context['expected']}"
         case kind if kind.endswith(("_type", "_parsing")):
+            if loc[0] == "budget" and len(loc) > 1 and loc[1] not in Budget.model_fields:
+                return f'{key} = {shown}: it must be an amount such as "600 kB", or a number'
             name = kind.removesuffix("_type").removesuffix("_parsing")
             words = {"int": "a whole number", "float": "a number", "model": "a table"}
             return f"{key} = {shown}: it must be {words.get(name, f'a {name}')}"

@@ -18,7 +18,7 @@ from typing import Any
 from fedbudget.errors import UserError
 from fedbudget.plan import Plan
 from fedbudget.privacy import Privacy
-from fedbudget.rounds import DROPPED_OUT
+from fedbudget.types import DROPPED_OUT
 
 Records = Iterable[Mapping[str, Any]]
 HIGH_ORDERS = (64, 80, 96, 128, 192, 256, 384, 512, 1000)

@@ -14,8 +14,8 @@ from torch import Tensor
 from fedbudget.engines.engine import Engine
 from fedbudget.gauges import Budgets, empty, worst_gauges
 from fedbudget.panel import ASCII, BLOCKS, View, panel, printable, seconds
-from fedbudget.rounds import DROPPED_OUT
-from fedbudget.types import Job, Reply, RoundRecord
+from fedbudget.types import DROPPED_OUT, Job, Reply, RoundRecord
+from fedbudget.units import show
 
 RECENT = 5
 """rounds that the time of a round is the mean of"""
@@ -120,7 +120,8 @@ class Live:
         parts = [f"{view.name} round {record.round}/{view.rounds}"]
         if record.validation is not None:
             parts += [f"{key} {value:.4f}" for key, value in record.validation.items()]
-        parts.append(f"up {record.up_bytes / 1e6:.2f} MB down {record.down_bytes / 1e6:.2f} MB")
+        up, down = (show(n, "communication") for n in (record.up_bytes, record.down_bytes))
+        parts.append(f"up {up} down {down}")
         gauges = worst_gauges(record.usage, self.budgets)
         if worst := max(gauges, key=lambda gauge: gauge.share, default=None):
             over = " (over)" if worst.over else ""

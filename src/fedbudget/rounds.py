@@ -13,21 +13,20 @@ from fedbudget import seeds, selection
 from fedbudget.aggregation import Accumulator, Aggregate, Robust, Screen, Update, Work, local_work
 from fedbudget.algorithms.algorithm import Mean, ServerState, counted
 from fedbudget.client import Meter, factor
-from fedbudget.codecs import frame
-from fedbudget.control.controller import ControlState
+from fedbudget.codecs import NOTHING, frame
+from fedbudget.control.controller import ControlState, possible
 from fedbudget.downlink import Broadcast, Changed, changed_groups
 from fedbudget.engines.engine import Engine
 from fedbudget.errors import UserError
 from fedbudget.models.flat import Layout
 from fedbudget.plan import Plan
 from fedbudget.selection import Candidate, SelectionState
-from fedbudget.types import Ack, Job, Knobs, Reply, RoundRecord
-from fedbudget.uplink import NOTHING, kept_back
+from fedbudget.types import DROPPED_OUT, Ack, Job, Knobs, Reply, RoundRecord
+from fedbudget.uplink import kept_back
 from fedbudget.world import WorldState
 
 HOPELESS = 3
 """rounds in a row without a single usable reply before a run gives up"""
-DROPPED_OUT = "it dropped out"
 MOST_EXAMPLES = 2**53
 """that a client may claim: beyond it a sum would no longer be exact"""
 MOST_STEPS = 10**6
@@ -74,13 +73,13 @@ def run(
     on_reply: Callable[[Reply], None] | None = None,
 ) -> Iterator[tuple[RoundRecord, State]]:
     """Rounds after `state` until the plan's last one; `on_reply` hears of each reply as it comes."""
-    hopeless = 0
+    hopeless, never, failed = 0, not state.acks, dict[str, str]()
     for number in range(state.round + 1, plan.rounds + 1):
         record, state = one_round(plan, engine, layout, state, number, on_reply)
         yield record, state
         failed = {c: why for c, why in record.dropped.items() if why != DROPPED_OUT}
         if len(record.dropped) < len(record.cohort):
-            hopeless = 0
+            hopeless, never = 0, False
         elif failed:
             hopeless += 1
         if hopeless == HOPELESS:
@@ -89,6 +88,11 @@ def run(
                 f"no client could be used in {HOPELESS} rounds in a row; "
                 f"client {client} in round {number}: {reason}"
             )
+    if never and failed:
+        client, reason = next(iter(failed.items()))
+        raise UserError(
+            f"no client could be used in any round; client {client} in round {plan.rounds}: {reason}"
+        )
 
 
 def one_round(
@@ -103,6 +107,7 @@ def one_round(
     late = engine.late
     cohort = sample(plan, number, engine.available(number), state)
     knobs = {c: plan.controller.knobs(state.control, c) for c in cohort}
+    possible(knobs, layout.depth)
     fates = {c: plan.world.fate(state.world, c, knobs[c]) for c in cohort} if plan.world else {}
     sent = plan.algorithm.send(state.server)
     codec = plan.down_codec or layout.raw

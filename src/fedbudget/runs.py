@@ -173,9 +173,12 @@ class RunFolder:
                 return _read_state(path)
             except (SafetensorError, OSError, ValueError, LookupError, TypeError) as error:
                 why = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-                warn(f"{path} cannot be used ({why}); taking the one before")
+                then = "; taking the one before" if path != paths[-1] else ""
+                warn(f"{path} cannot be used ({why}){then}")
         if paths:
-            raise UserError(f"{self.path}: no checkpoint can be read; start the run again")
+            raise UserError(
+                f"{self.path}: no checkpoint can be read; start the run again with --overwrite"
+            )
         return None
 
     def start_again(self, checkpoint_every: int, warn: Callable[[str], None]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from fedbudget.types import DROPPED_OUT
 from fedbudget.units import UNITS
 
 MEASURED = {"cpu_time": "s", "process_peak_memory": "B"}
@@ -124,6 +125,23 @@ def fairness(counts: Sequence[int]) -> float:
     return sum(counts) ** 2 / (len(counts) * squares) if squares else 1.0
 
 
+def unused(records: Sequence[Mapping[str, Any]]) -> str:
+    """How many replies were of no use, and why; "" for none. Dropouts that are asked for do not count."""
+    lost = [
+        (client, record["round"], why)
+        for record in records
+        for client, why in record["dropped"].items()
+        if why != DROPPED_OUT
+    ]
+    if not lost:
+        return ""
+    client, round, why = lost[0]
+    asked = sum(len(record["cohort"]) for record in records)
+    number = f"{len(lost)} of {asked} replies {'was' if len(lost) == 1 else 'were'} not used"
+    first = "" if len(lost) == 1 else " the first"
+    return f"{number},{first} by client {client} in round {round}: {why}"
+
+
 def _reasons(records: list[dict[str, Any]]) -> dict[str, int]:
     """Why replies were not used, and how often; numbers in a reason are left out."""
     kinds = (kind(why) for r in records for why in r["dropped"].values())
@@ -131,12 +149,12 @@ def _reasons(records: list[dict[str, Any]]) -> dict[str, int]:
 
 
 def kind(reason: str) -> str:
-    """A reason with N for its numbers, so that like ones are counted together.
+    """A reason with N for its numbers, so that like ones are counted together; names keep theirs.
 
-    >>> kind("no reply within 2.5 s")
-    'no reply within N s'
+    >>> kind("no reply within 2.5 s"), kind("it is written by eden1.6, not by int8")
+    ('no reply within N s', 'it is written by eden1.6, not by int8')
     """
-    return re.sub(r"-?\d[\d.e+-]*", "N", reason)
+    return re.sub(r"-?(?<![a-z.\d])\d[\d.e+-]*", "N", reason)
 
 
 def _times(records: list[dict[str, Any]]) -> dict[str, float]:

@@ -20,6 +20,7 @@ from fedbudget.progress import Live, watched
 from fedbudget.rounds import State, first_state
 from fedbudget.runner import Stop, execute, facts
 from fedbudget.runs import Checkpoint, RunFolder
+from fedbudget.summary import LAST, unused
 from fedbudget.terminal import Show, command, console, json_lines, quoted, say
 from fedbudget.tracking.ledger import FILE
 from fedbudget.tracking.named import check, named
@@ -251,6 +252,8 @@ def _finish(
             show,
         )
         sys.exit(STOPPED)
+    if lost := unused(folder.records()):
+        _warn(f"warning: {lost}")
     say(_result(summary), show)
     say(f"wrote {folder.path}/: model.safetensors, rounds.jsonl, summary.json, config.toml", show)
 
@@ -260,12 +263,17 @@ def _result(summary: Mapping[str, Any]) -> str:
     scores = [f"{k} {v:.3f}" for k, v in summary["validation"].items() if k != "best_loss"]
     used = [
         f"{resource} {use['worst_ratio']:.1%}"
-        + (f" (over in {use['rounds_over']} rounds)" if use["rounds_over"] else "")
+        + (
+            f" (over in {use['rounds_over']} of {summary['rounds']} rounds)"
+            if use["rounds_over"]
+            else ""
+        )
         for uses in summary["usage"].values()
         for resource, use in uses.items()
         if "budget" in use
     ]
-    ends = [f"{summary['name']}: {', '.join(scores) or 'not evaluated'}"]
+    mean = f" (mean of the last {LAST} evaluations)" if scores and summary["rounds"] > 1 else ""
+    ends = [f"{summary['name']}: {', '.join(scores) or 'not evaluated'}{mean}"]
     return "; ".join([*ends, *([f"worst use of its budgets: {', '.join(used)}"] if used else [])])
 
 

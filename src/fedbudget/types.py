@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 Buffer = bytes | bytearray | memoryview
 Accounting = Literal["paper", "counted", "measured"]
 """what budgets can be about"""
+DROPPED_OUT = "it dropped out"
+"""why a reply did not come that the config wants to be lost"""
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,22 @@ UNITS = {
 }
 """unit of each resource that is known; a user's own may have one (`resources.own`)"""
 
-_PREFIX = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_PREFIX = {
+    "": 1.0,
+    "u": 1e-6,
+    "µ": 1e-6,
+    "μ": 1e-6,
+    "m": 1e-3,
+    "k": 1e3,
+    "M": 1e6,
+    "G": 1e9,
+    "T": 1e12,
+}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30}
 _TIMES = {"s": 1.0, "ms": 1e-3, "min": 60.0, "h": 3600.0}
-_AMOUNT = re.compile(r"^\s*([-+]?[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*([^\s\d]\S*)?\s*$")
+_AMOUNT = re.compile(
+    r"^\s*([-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)\s*([^\s\d]\S*)?\s*$"
+)
 
 
 class Amount(NamedTuple):
@@ -57,7 +69,8 @@ def parse(text: str | float, resource: str, key: str = "", unit: str = "") -> Am
             amount = Amount(float(text), "plain")
         except OverflowError:  # a whole number with hundreds of digits
             amount = Amount(math.inf, "plain")
-    if not math.isfinite(amount.value) or amount.value <= 0:
+    cold = amount.kind == "celsius"  # what is too cold the device's surroundings say
+    if not math.isfinite(amount.value) or (amount.value <= 0 and not cold):
         raise UserError(f"{where}: it must be a finite number above zero")
     return amount
 
@@ -75,7 +88,7 @@ def _with_unit(number: float, unit: str, base: str, where: str) -> Amount:
     if scale is None and base in UNITS.values() and unit.endswith(base):
         prefix = unit.removesuffix(base)
         scale = _PREFIX.get(prefix, _BINARY.get(prefix) if base == "B" else None)
-        if base == "B" and prefix == "m":  # a slip for "MB"
+        if base == "B" and scale is not None and scale < 1:  # "mB" is a slip for "MB"
             scale = None
     if base == "J" and unit.endswith("Wh"):
         hours = _PREFIX.get(unit.removesuffix("Wh"))
@@ -109,4 +122,4 @@ def show(value: float, resource: str, unit: str = "") -> str:
     for prefix in ("T", "G", "M", "k", ""):
         if value >= _PREFIX[prefix]:
             return f"{value / _PREFIX[prefix]:.3g} {prefix}{unit}"
-    return f"{value * 1e3:.3g} m{unit}"
+    return f"{value * 1e3:.3g} m{unit}" if value >= 1e-3 else f"{value * 1e6:.3g} µ{unit}"

@@ -16,13 +16,10 @@ from torch import Tensor
 
 from fedbudget import seeds
 from fedbudget.algorithms.algorithm import ClientState, LocalRun, Sent
-from fedbudget.codecs import frame
+from fedbudget.codecs import NOTHING, frame
 from fedbudget.codecs.feedback import compensated, remainder
 from fedbudget.models.flat import Layout
 from fedbudget.types import Job
-
-NOTHING = "nothing"
-"""the codec of an update that was kept back: it has no bytes"""
 
 
 @dataclass(frozen=True)

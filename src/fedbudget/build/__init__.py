@@ -18,13 +18,14 @@ from fedbudget.build.algorithms import (
     step_rule,
     step_warning,
 )
-from fedbudget.build.controllers import deaf, of_kinds, out_of_reach, search
+from fedbudget.build.controllers import of_kinds, search, turns
 from fedbudget.build.materials import data_and_model, imported
+from fedbudget.build.outlook import Course, courses, outlook
 from fedbudget.build.privacy import noise_warning, privacy
 from fedbudget.build.sets import constraint_sets
 from fedbudget.build.worlds import bearable, selected, working, world
 from fedbudget.client import Recipe
-from fedbudget.codecs import named
+from fedbudget.codecs import chosen
 from fedbudget.config import Config
 from fedbudget.control.frontier import Grid, Progress
 from fedbudget.data.examples import Examples
@@ -38,7 +39,7 @@ from fedbudget.resources.meters import check_budgets, sensors
 from fedbudget.resources.own import Resource, check
 from fedbudget.task import Task, classify
 from fedbudget.types import Knobs
-from fedbudget.uplink import NOTHING, Uplink
+from fedbudget.uplink import Uplink
 
 
 class Prepared(NamedTuple):
@@ -57,8 +58,11 @@ class Prepared(NamedTuple):
     limits: list[dict[str, float]]
 
 
-def prepare(config: Config) -> Prepared:
-    """Read the data and check that everything fits together."""
+def prepare(config: Config, parts: bool = True) -> Prepared:
+    """Read the data and check that everything fits together.
+
+    parts: whether the cost of layer groups below frozen ones will be asked for.
+    """
     clients, validation, make_model = data_and_model(config)
     train = config.train
     if train.cohort > len(clients):
@@ -69,9 +73,7 @@ def prepare(config: Config) -> Prepared:
     if train.layers > depth:
         raise UserError(f"train.layers = {train.layers}, but the model has {depth} layer groups")
     for key, given in (("name", config.codec.name), ("down", config.codec.down)):
-        named(given)
-        if given == NOTHING:
-            raise UserError(f"codec.{key} = {given!r} would send no update at all; take raw32")
+        chosen(given, f"codec.{key}")
     codec = model.layout.raw if config.codec.name == "raw32" else config.codec.name
     base = Knobs(train.layers or depth, train.steps, train.batch, train.accumulate, codec)
     task = classify(train.label_smoothing)
@@ -84,7 +86,7 @@ def prepare(config: Config) -> Prepared:
         vectors = 2 if config.algorithm in TWO_VECTORS else 1
         down = "" if config.codec.down == "raw32" else config.codec.down
         ways = vectors, down, config.budget.accounting, own_resources(config)
-        known = costs(model, task, clients[0], train.optimizer, device, gpt, *ways)
+        known = costs(model, task, clients[0], train.optimizer, device, gpt, *ways, parts)
         kinds = [known, *(replace(known, device=other) for other in others)]
         limits = budgets(config, kinds, base)
     return Prepared(clients, validation, make_model, model.layout, base, task, known, kinds, limits)
@@ -103,17 +105,12 @@ def build(config: Config, clients: int = 0, begun: bool = False) -> Plan:
     constrained = config.algorithm in CONSTRAINED
     place(config.accelerator)
     check_precision(train.precision, config.accelerator)
-    why = out_of_reach(config, ready.base, ready.kinds, ready.limits)
-    if why and config.control.controller == "clamped":  # the papers' own table 1 is such a case
-        why += "; it trains all the same, as the authors' code does"
-    elif why and not begun:
-        raise UserError(f"{why}; loosen it, or take it out of [budget]")
+    ahead = outlook(config, ready.base, ready.kinds, ready.limits, agents, begun)
     some = [ready.clients[i] for i in range(min(agents, 8))]
     warnings = (
         step_warning(config, some, agents),
         noise_warning(config),
-        deaf(config),
-        why,
+        *ahead,
     )
     fleet = world(config, ready.kinds)
     limits = bearable(config, fleet, ready.limits)
@@ -167,9 +164,11 @@ def build(config: Config, clients: int = 0, begun: bool = False) -> Plan:
     )
 
 
-def build_search(config: Config) -> tuple[list[Costs], Grid, Progress, list[dict[str, float]]]:
-    """What the planner chooses from, for `fedbudget plan`; costs and limits by device class."""
-    ready = prepare(config)
+def build_search(
+    config: Config,
+) -> tuple[list[Costs], dict[str, Grid], Progress, list[dict[str, float]]]:
+    """What the planner chooses from in each turn, for `plan`; costs and limits by device class."""
+    ready = prepare(config, parts=config.control.controller == "rotation")
     if not ready.limits or ready.known is None:
         raise UserError("plan: the config names no budget; add some to [budget]")
     if config.budget.accounting == "paper":
@@ -178,11 +177,25 @@ def build_search(config: Config) -> tuple[list[Costs], Grid, Progress, list[dict
             "--set budget.accounting=counted, with budgets in shares or units"
         )
     limits = bearable(config, world(config, ready.kinds), ready.limits)
-    return ready.kinds, *search(config, ready.known), limits
+    grid, progress = search(config, ready.known)
+    return ready.kinds, turns(config, grid), progress, limits
+
+
+def build_courses(config: Config) -> tuple[list[Course], tuple[str, ...]]:
+    """What a controller of the papers will do, for `plan`, and what there is to warn of."""
+    ready = prepare(config, parts=False)
+    if not ready.limits:
+        raise UserError("plan: the config names no budget; add some to [budget]")
+    about = config, ready.base, ready.kinds, ready.limits, len(ready.clients)
+    warnings = outlook(*about)
+    return courses(*about), warnings
 
 
 def budgets(config: Config, kinds: Sequence[Costs], base: Knobs) -> list[dict[str, float]]:
-    """Each device class's budgets as numbers; shares are of the base knobs' usage there, sent as is."""
+    """Each device class's budgets as numbers; shares are of the base knobs' usage there.
+
+    That is with the model and its updates sent as they are, whatever the codecs.
+    """
     if config.budget.accounting == "measured":
         asked = (resource for table in config.budget.classes for resource in table)
         check_budgets(asked, sensors(config.accelerator == "cpu"))
@@ -194,7 +207,7 @@ def budgets(config: Config, kinds: Sequence[Costs], base: Knobs) -> list[dict[st
             raise UserError("budget.accounting = 'paper': the papers' proxies are for GPTs only")
         found.append(
             resolve(
-                *(read(table, known.own), known.expected(plain)),
+                *(read(table, known.own), replace(known, down_codec="").expected(plain)),
                 *(known.device.ambient_c, known.accounting),
             )
         )

@@ -1,6 +1,6 @@
 """The controller that a config names."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -12,24 +12,15 @@ from fedbudget.control.controller import Controller, fixed
 from fedbudget.control.deadzones import one_sided, two_sided
 from fedbudget.control.duals import Rule, ascent, augmented_lagrangian, log_barrier, nupi
 from fedbudget.control.fedpaq import fedpaq
-from fedbudget.control.frontier import Grid, Progress, why_not
+from fedbudget.control.frontier import Grid, Progress
 from fedbudget.control.heterofl import heterofl
 from fedbudget.control.paper import clamped, dual_controller
 from fedbudget.control.planner import Search, planner
-from fedbudget.control.policies import (
-    FLOOR_B,
-    FLOOR_S,
-    PRICED,
-    Base,
-    Policy,
-    cafl,
-    cafl_l,
-    reachable,
-)
+from fedbudget.control.policies import FLOOR_B, FLOOR_S, Base, Policy, cafl, cafl_l
 from fedbudget.control.rotation import Cycle, rotation
 from fedbudget.control.static import static
-from fedbudget.errors import UserError
-from fedbudget.resources.budget import of_client
+from fedbudget.errors import UserError, about
+from fedbudget.resources.budget import each_class, of_client
 from fedbudget.resources.costs import Costs
 from fedbudget.types import Knobs
 
@@ -60,10 +51,14 @@ def of_kinds(
 ) -> Controller:
     """One for all, or one for each kind of device where they differ."""
     if len(kinds) > 1 and limits:
-        pairs = zip(kinds, limits, strict=True)
         if config.control.controller in DUAL and config.control.per == "cohort":
             raise UserError("control.per = 'cohort': devices differ in what they take; take class")
-        return by_class([controller(config, knobs, k, [own], depth, clients) for k, own in pairs])
+        return by_class(
+            each_class(
+                [*zip(kinds, limits, strict=True)],
+                lambda pair: controller(config, knobs, pair[0], [pair[1]], depth, clients),
+            )
+        )
     return controller(config, knobs, kinds[0] if kinds else None, limits, depth, clients)
 
 
@@ -81,12 +76,6 @@ def controller(
         return _rotation(config, knobs, known, limits)
     if control.controller == "fixed" or known is None:
         return fixed(knobs)
-    if control.controller in DUAL and knobs.accumulate > 1:
-        raise UserError(
-            f"train.accumulate = {knobs.accumulate}: {control.controller} chooses it itself, to keep "
-            "steps x batch; set it to 1"
-        )
-    base = Base(knobs.layers - 1, knobs.steps, knobs.batch)
     accounting = known.accounting
     match control.controller:
         case "planner":
@@ -105,14 +94,14 @@ def controller(
             raise UserError("control.controller = 'clamped' knows one device class only")
         case "clamped":
             return clamped(
-                base,
+                base_of(control.controller, knobs),
                 depth,
                 limits[0],
                 accounting=accounting,
                 sparsify=control.sparsify,
             )
         case _:
-            return _duals(config, base, known, limits, clients)
+            return _duals(config, base_of(control.controller, knobs), known, limits, clients)
 
 
 def _duals(
@@ -133,7 +122,7 @@ def _duals(
         dual_controller,
         base,
         known.layout.depth,
-        policy=_policy(control.controller, base),
+        policy=policy_of(control.controller, base),
         rule=_rule(config),
         accounting=known.accounting,
         preserve_tokens=control.preserve_tokens,
@@ -148,59 +137,27 @@ def _duals(
     )
 
 
-def _policy(name: str, base: Base) -> Policy:
+def base_of(name: str, knobs: Knobs) -> Base:
+    """The papers count blocks, and always train what is above them; G is theirs to choose."""
+    if knobs.accumulate > 1:
+        raise UserError(
+            f"train.accumulate = {knobs.accumulate}: {name} chooses it itself, to keep steps x batch; "
+            "set it to 1"
+        )
+    if knobs.layers < 2:
+        raise UserError(
+            f"control.controller = {name!r} freezes the blocks below a model's top layer group, so at "
+            "least 2 groups must train: set train.layers to 2 or more, or take a deeper model"
+        )
+    return Base(knobs.layers - 1, knobs.steps, knobs.batch)
+
+
+def policy_of(name: str, base: Base) -> Policy:
     """With the papers' floors, unless a config begins below them."""
     if name == "clamped":
         return partial(cafl, s_min=base.s * 8 // 10, b_min=min(FLOOR_B, base.b))
     policy = cafl_l if name == "cafl-l" else cafl
     return partial(policy, s_min=min(FLOOR_S, base.s), b_min=min(FLOOR_B, base.b))
-
-
-def out_of_reach(
-    config: Config, knobs: Knobs, kinds: Sequence[Costs], limits: Sequence[Mapping[str, float]]
-) -> str:
-    """Which budget a policy of the papers cannot meet with all of its knobs; its dual would never rest.
-
-    The authors' code turns all knobs at once, whichever budget is broken.
-    """
-    control = config.control
-    if control.controller not in DUAL or not limits:
-        return ""
-    base = Base(knobs.layers - 1, knobs.steps, knobs.batch)
-    clamped = control.controller == "clamped"
-    for i, budgets in enumerate(limits):
-        known = kinds[i % len(kinds)]
-        every = reachable(
-            _policy(control.controller, base),
-            PRICED if clamped else budgets,
-            base,
-            known.layout.depth,
-            preserve_tokens=clamped or control.preserve_tokens,
-            sparsify=control.sparsify,
-        )
-        usages = [known.expected(knobs) for knobs in every]
-        for resource, budget in budgets.items():
-            least = min(usage[resource] for usage in usages)
-            if resource in PRICED and least > budget * (1 + 1e-9):
-                at = [x for x, u in zip(every, usages, strict=True) if u[resource] == least][:1]
-                why = why_not(known.expected, at, {resource: budget}, known.written)
-                return f"{control.controller}: {why}"
-    return ""
-
-
-def deaf(config: Config) -> str:
-    """A warning where a policy of the papers has no knob for a budget; "" where it has."""
-    control = config.control
-    if control.controller not in DUAL:
-        return ""
-    asked = dict.fromkeys(r for table in config.budget.classes for r in table)
-    odd = [resource for resource in asked if resource not in PRICED]
-    if not odd:
-        return ""
-    return (
-        f"{control.controller} has no knob for {', '.join(odd)}: its equations know "
-        f"{', '.join(PRICED)} only, so such a budget is reported and not kept"
-    )
 
 
 def _rotation(
@@ -210,19 +167,32 @@ def _rotation(
     control = config.control
     cycle = Cycle(control.whole_rounds, control.group_rounds)
     top = knobs.layers  # of those that may train at all
-    places = [(top, 0), *((1, above) for above in reversed(range(top)))]
     if known is None or not limits:
-        whole, *groups = (fixed(replace(knobs, layers=k, above=above)) for k, above in places)
-        return rotation(whole, groups, cycle)
+        groups = [fixed(replace(knobs, layers=1, above=above)) for above in reversed(range(top))]
+        return rotation(fixed(knobs), groups, cycle)
     grid, progress = search(config, known)
-    whole, *groups = (
-        planner(
-            *(known.expected, replace(grid, layers=(k,), above=above), progress, limits),
-            known.accounting,
+    planned = []
+    for name, own in turns(config, grid).items():
+        with about(name):
+            planned.append(planner(known.expected, own, progress, limits, known.accounting))
+    if not control.whole_rounds:  # nobody asks for its knobs
+        planned.insert(0, fixed(knobs))
+    return rotation(planned[0], planned[1:], cycle)
+
+
+def turns(config: Config, grid: Grid) -> dict[str, Grid]:
+    """What trains in turn -> the knobs to choose from then; the planner has one turn, without a name."""
+    control, top = config.control, grid.layers[-1]
+    if control.controller != "rotation":
+        return {"": grid}
+    whole = {"rounds of all layers": replace(grid, layers=(top,))} if control.whole_rounds else {}
+    groups = {
+        f"rounds of layer group {top - above} of {top}, alone": replace(
+            grid, layers=(1,), above=above
         )
-        for k, above in places
-    )
-    return rotation(whole, groups, cycle)
+        for above in reversed(range(top))
+    }
+    return whole | groups
 
 
 def _rule(config: Config) -> Rule:

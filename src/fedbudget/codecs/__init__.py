@@ -13,6 +13,8 @@ from fedbudget.codecs.sparse import topk
 from fedbudget.codecs.uniform import int8, uniform2, uniform4
 from fedbudget.errors import UserError
 
+NOTHING = "nothing"
+"""what a client may send in place of an update; no choice for all of them"""
 _DENSE = {
     "raw32": raw32,
     "int8": int8,
@@ -31,7 +33,7 @@ _DENSE = {
 _NAMED = {
     **_DENSE,
     "raw64": raw64,
-    "nothing": nothing,
+    NOTHING: nothing,
     "topk1%": topk(Fraction(1)),
     "topk10%": topk(Fraction(10)),
 }
@@ -50,6 +52,14 @@ def named(name: str) -> Codec:
         if inner is not None:
             return topk(Fraction(parts[1]), inner)
     raise UserError(
-        f"codec {name!r} is unknown; known are {', '.join(CODECS)}, topkP% for 0 < P <= 100, and "
+        f"codec {name!r} is unknown; known are {', '.join(n for n in CODECS if n != NOTHING)}, "
+        "topkP% for 0 < P <= 100, and "
         f"topkP%+NAME, in at most {_NAME_BYTES} characters, where NAME is {', '.join(_DENSE)}"
     )
+
+
+def chosen(name: str, where: str) -> Codec:
+    """The codec that a user names for every update; `where` is the setting that names it."""
+    if name == NOTHING:
+        raise UserError(f"{where} = {name!r} would send no update at all; take raw32")
+    return named(name)

@@ -15,5 +15,7 @@ class Codec(NamedTuple):
     """(vector, seed) -> body"""
     decode: Callable[[memoryview, int, int], Tensor]
     """(body, number of elements, seed) -> vector; may raise ValueError, must check lengths first"""
-    size: Callable[[int], int] | None = None
-    """number of elements -> bytes of their body; None where that depends on what they are"""
+    size: Callable[[int], int]
+    """number of elements -> bytes of their body, or the most it can have; budgets go by it"""
+    fixed: bool = True
+    """whether a body always has that size, whatever the elements are"""

@@ -59,7 +59,7 @@ class Packed:
     bodies: tuple[Buffer, ...] = field(repr=False)
 
     def __len__(self) -> int:
-        return _HEADER.size + sum(_PART.size + len(body) for body in self.bodies)
+        return length([len(body) for body in self.bodies])
 
 
 def pack(
@@ -82,9 +82,14 @@ def pack(
     return Packed(header, tuple(encode(v, (seed + i) % 2**64) for i, v in enumerate(vectors)))
 
 
+def length(bodies: Sequence[int]) -> int:
+    """Of a frame whose bodies are so long."""
+    return _HEADER.size + sum(_PART.size + body for body in bodies)
+
+
 def raw_size(layout: Layout, vectors: int) -> int:
     """What a frame takes whose vectors go as they are."""
-    return _HEADER.size + vectors * (_PART.size + layout.size * layout.dtype.itemsize)
+    return length([layout.size * layout.dtype.itemsize] * vectors)
 
 
 def to_bytes(packed: Packed) -> bytearray:

@@ -59,8 +59,15 @@ def _coded_bytes(gaps: Places, low: int) -> int:
     return -(-low * len(gaps) // 8) + -(-(len(gaps) + int((gaps >> low).sum())) // 8)
 
 
+def _size(count: int, *, percent: Fraction, inner: Codec) -> int:
+    """The most that any positions take: gaps add up to count - k, their high parts to less."""
+    k = kept(count, percent)
+    lows = range((count // k).bit_length() + 1)
+    places = min(-(-low * k // 8) + -(-(k + ((count - k) >> low)) // 8) for low in lows)
+    return 1 + inner.size(k) + places
+
+
 def _decode(body: memoryview, count: int, seed: int, *, percent: Fraction, inner: Codec) -> Tensor:
-    assert inner.size is not None
     k = kept(count, percent)
     low = body[0] if len(body) else 0
     at_low = 1 + inner.size(k)
@@ -88,9 +95,11 @@ def _decode(body: memoryview, count: int, seed: int, *, percent: Fraction, inner
 
 def topk(percent: Fraction, inner: Codec = raw32) -> Codec:
     """The largest `percent` of the numbers, 0 < percent <= 100, written by a codec of fixed size."""
-    if inner.size is None:
+    if not inner.fixed:
         raise ValueError("a sparse codec inside a sparse one")
     return Codec(
         partial(_encode, percent=percent, inner=inner),
         partial(_decode, percent=percent, inner=inner),
+        partial(_size, percent=percent, inner=inner),
+        fixed=False,
     )

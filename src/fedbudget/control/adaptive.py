@@ -23,7 +23,7 @@ from statistics import fmean, pstdev
 from fedbudget.control.controller import Controller, ControlState
 from fedbudget.control.frontier import Forecast
 from fedbudget.control.room import Limits, no_room, room
-from fedbudget.resources.budget import of_client
+from fedbudget.resources.budget import each_class, of_client
 from fedbudget.types import Knobs, Reply
 
 
@@ -39,8 +39,7 @@ class Adaptive:
 def adaptive(forecast: Forecast, base: Knobs, classes: Sequence[Limits], rounds: int) -> Controller:
     """`classes` has the budgets of each device class; client i is of class i modulo their number."""
     plan = Adaptive(forecast, base, classes, rounds)
-    for limits in classes:
-        _most(plan, *limits.items())
+    each_class(classes, lambda limits: _most(plan, *limits.items()))
     return Controller(_init, partial(_knobs, plan), partial(_update, plan))
 
 

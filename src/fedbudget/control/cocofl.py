@@ -13,6 +13,7 @@ from fedbudget import seeds
 from fedbudget.control.controller import Controller, ControlState
 from fedbudget.control.frontier import Forecast
 from fedbudget.control.room import no_room, room
+from fedbudget.resources.budget import each_class
 from fedbudget.types import Knobs, Reply
 
 
@@ -28,7 +29,7 @@ def cocofl(
     forecast: Forecast, base: Knobs, classes: Sequence[Mapping[str, float]], seed: int
 ) -> Controller:
     """`classes` has the budgets of each device class; client i is of class i modulo their number."""
-    parts = Parts(seed, [_fitting(forecast, base, limits) for limits in classes])
+    parts = Parts(seed, each_class(classes, partial(_fitting, forecast, base)))
     return Controller(_init, partial(_knobs, parts), _update)
 
 

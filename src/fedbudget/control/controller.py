@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from fedbudget.codecs import named
+from fedbudget.errors import UserError
 from fedbudget.types import Knobs, Reply
 
 ControlState = dict[str, Any]
@@ -37,3 +39,28 @@ def _always(state: ControlState, client: int, *, knobs: Knobs) -> Knobs:
 
 def _keep(state: ControlState, replies: Sequence[Reply]) -> ControlState:
     return state
+
+
+def possible(knobs: Mapping[int, Knobs], depth: int) -> None:
+    """A controller may be anybody's: what it asks for must be a setting at all."""
+    checked: Knobs | None = None
+    for own in knobs.values():
+        if checked is not None and own is checked:  # most often all have the same
+            continue
+        if not isinstance(own, Knobs):
+            raise UserError(f"the controller gives a {type(own).__name__}; it must give Knobs")
+        numbers = (own.layers, own.steps, own.batch, own.accumulate, own.above)
+        least = min(own.layers, own.batch, own.accumulate) if all(map(_whole, numbers)) else 0
+        if least < 1 or min(own.steps, own.above) < 0:
+            raise UserError(
+                f"the controller asks for {own}; layers, batch and accumulate are whole numbers from 1 "
+                "on, steps and above from 0 on"
+            )
+        if own.layers + own.above > depth:
+            raise UserError(f"the controller asks for {own}; the model has {depth} layer groups")
+        named(own.codec)
+        checked = own
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int)

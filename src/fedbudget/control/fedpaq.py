@@ -10,6 +10,7 @@ from dataclasses import replace
 from fedbudget.control.controller import Controller
 from fedbudget.control.frontier import Forecast
 from fedbudget.control.room import Limits, fixed_by_class, no_room, room
+from fedbudget.resources.budget import each_class
 from fedbudget.types import Knobs
 
 CODECS = ("qsgd8", "qsgd4", "qsgd2")
@@ -20,7 +21,9 @@ def fedpaq(
     forecast: Forecast, base: Knobs, classes: Sequence[Limits], codecs: Sequence[str] = CODECS
 ) -> Controller:
     """`classes` has the budgets of each device class; client i is of class i modulo their number."""
-    return fixed_by_class([_knobs(forecast, base, limits, codecs) for limits in classes])
+    return fixed_by_class(
+        each_class(classes, lambda limits: _knobs(forecast, base, limits, codecs))
+    )
 
 
 def _knobs(forecast: Forecast, base: Knobs, limits: Limits, codecs: Sequence[str]) -> Knobs:

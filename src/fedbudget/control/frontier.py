@@ -73,7 +73,7 @@ class Choice(NamedTuple):
     usage: Mapping[str, float]
     progress: float
     binding: str
-    """the resource that stops it from doing more"""
+    """the resource that stops it from doing more; "" where only the grid's most steps do"""
 
 
 class _Lines(NamedTuple):
@@ -90,6 +90,9 @@ class _Lines(NamedTuple):
     """steps a unit of the resource"""
     gain: NDArray[np.float64]
     """progress of one step, (settings,)"""
+    falling: Mapping[str, float]
+    """resources of which more steps take less, and the most that was seen of each: a lower budget cannot
+    be kept by taking fewer steps"""
 
 
 def within(usage: Mapping[str, float], budgets: Mapping[str, float]) -> bool:
@@ -129,15 +132,19 @@ def why_not(
     budgets: Mapping[str, float],
     written: Callable[[float, str], str] = show,
 ) -> str:
-    """The sentence that says which budget no setting can meet, and its least value."""
+    """The sentence that says which budgets no setting can meet, and their least values."""
+    short = []
     for resource, budget in budgets.items():
         knobs = min(settings, key=lambda x: forecast(x)[resource])
-        if (least := forecast(knobs)[resource]) > budget:
-            return (
-                f"no setting meets {resource} <= {written(budget, resource)}; the least is "
+        if (least := forecast(knobs)[resource]) > budget * (1 + SLACK):
+            often = f" accumulate={knobs.accumulate}" if knobs.accumulate > 1 else ""
+            short.append(
+                f"{resource} <= {written(budget, resource)}; the least is "
                 f"{written(_up(least), resource)}, at layers={knobs.layers} steps={knobs.steps} "
-                f"batch={knobs.batch} codec={knobs.codec}"
+                f"batch={knobs.batch}{often} codec={knobs.codec}"
             )
+    if short:
+        return "no setting meets " + "; nor ".join(short)
     return (
         "no setting meets all budgets at once, though each alone can be met: loosen one of "
         + ", ".join(budgets)
@@ -234,13 +241,22 @@ class Frontier:
         gain = [self.progress(replace(start, steps=1)) for start in self.settings]
         base = np.where(rises, seen[0] - slope * low, np.nextafter(seen[0], -math.inf))
         pace = np.divide(1, slope, out=np.full_like(slope, AT_ONCE), where=rises)
-        return _Lines(resources, base.T.copy(), pace.T.copy(), np.array(gain))
+        less = np.diff(seen, axis=0) < -SLACK * seen[:-1]  # (steps, settings, resources)
+        most = seen.max(axis=(0, 1))
+        falling = {r: float(most[i]) for i, r in enumerate(resources) if less[..., i].any()}
+        return _Lines(resources, base.T.copy(), pace.T.copy(), np.array(gain), falling)
 
     def _reach(self, budgets: Mapping[str, float]) -> NDArray[np.int64]:
         """The steps that no straight resource forbids, for each setting; 0 where even `least` are."""
         budgets = {r: b for r, b in budgets.items() if b < math.inf}
         if not budgets:
             return np.full(len(self.settings), self.grid.most)
+        for resource, most in self._lines.falling.items():
+            if budgets.get(resource, math.inf) < most:
+                raise UserError(
+                    f"{resource} falls with the number of steps; the planner takes steps away until a "
+                    "budget is met, so a resource with a budget must not fall as steps are added"
+                )
         base, pace = _rows(self, tuple(budgets))
         limits = np.array([[b] for b in budgets.values()]) * (1 + SLACK)
         steps = ((limits - base) * pace).min(axis=0)
@@ -255,18 +271,20 @@ class Frontier:
 
     def _choice(self, knobs: Knobs, budgets: Mapping[str, float]) -> Choice:
         usage = self.usage(knobs)
-        return Choice(knobs, usage, self.progress(knobs), self._binding(knobs, usage, budgets))
+        return Choice(knobs, usage, self.progress(knobs), self._binding(knobs, budgets))
 
-    def _binding(
-        self, knobs: Knobs, usage: Mapping[str, float], budgets: Mapping[str, float]
-    ) -> str:
-        """The resource that one more step would break; else the one nearest to its limit."""
-        if knobs.steps < self.grid.most:
+    def _binding(self, knobs: Knobs, budgets: Mapping[str, float]) -> str:
+        """The resource that one more step would break; none where only the grid forbids that step."""
+        try:
             more = self.usage(replace(knobs, steps=knobs.steps + 1))
-            broken = [r for r, b in budgets.items() if more[r] > b * (1 + SLACK)]
-            if broken:
-                return max(broken, key=lambda r: more[r] / budgets[r])
-        return max(budgets, key=lambda r: usage[r] / budgets[r])
+        except UserError:  # a user's resource may end where the grid does
+            if knobs.steps < self.grid.most:
+                raise
+            return ""
+        broken = [r for r, b in budgets.items() if more[r] > b * (1 + SLACK)]
+        if not broken and knobs.steps >= self.grid.most:
+            return ""
+        return max(broken or budgets, key=lambda r: more[r] / budgets[r])
 
 
 @lru_cache(maxsize=64)

@@ -7,16 +7,18 @@ steps of that as do.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from fedbudget.control.controller import Controller
 from fedbudget.control.frontier import Forecast
 from fedbudget.control.room import Limits, fixed_by_class, no_room, room
+from fedbudget.resources.budget import each_class
 from fedbudget.types import Knobs
 
 
 def heterofl(forecast: Forecast, base: Knobs, classes: Sequence[Limits]) -> Controller:
     """`classes` has the budgets of each device class; client i is of class i modulo their number."""
-    return fixed_by_class([_knobs(forecast, base, limits) for limits in classes])
+    return fixed_by_class(each_class(classes, partial(_knobs, forecast, base)))
 
 
 def _knobs(forecast: Forecast, base: Knobs, limits: Limits) -> Knobs:

@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
+from fedbudget.codecs import chosen
 from fedbudget.control.controller import Controller, ControlState
 from fedbudget.control.frontier import Forecast, Frontier, Grid, Progress, within
 from fedbudget.errors import UserError
-from fedbudget.resources.budget import of_client
+from fedbudget.resources.budget import each_class, of_client
 from fedbudget.resources.costs import Costs
 from fedbudget.types import Accounting, Knobs, Reply
 
@@ -76,6 +77,10 @@ class Search:
             )
         if not self.codecs:
             raise UserError("codecs is empty: name some to choose from, such as 'eden2'")
+        for name in self.codecs:
+            chosen(name, "codecs")
+        if not 0 < self.noise_scale < math.inf:
+            raise UserError(f"noise_scale = {self.noise_scale}: it must be finite and above 0")
         if not 0 <= self.thrift < 1:
             raise UserError(f"thrift = {self.thrift}: it must be a share from 0 to below 1")
 
@@ -106,8 +111,7 @@ def planner(
     """
     frontier = Frontier(forecast, grid, progress)
     plan = Planner(frontier, classes, accounting)
-    for limits in classes:
-        frontier.knobs(limits)
+    each_class(classes, frontier.knobs)
     return Controller(_init, partial(_knobs, plan), partial(_update, plan))
 
 

@@ -158,18 +158,24 @@ def reachable(
     preserve_tokens: bool = True,
     sparsify: bool = False,
 ) -> list[Knobs]:
-    """What the duals of these budgets can come to, with k and q at their least.
+    """The least that any duals of these budgets can lead to, for each batch and each G.
 
-    Steps and batch go all the way: with tokens preserved, fewer steps may take more micro-batches.
+    Layers and compression go all the way at once. Steps and batch do not: with tokens preserved, fewer
+    steps may take more micro-batches. Of the steps with one G the fewest take the least of everything.
     """
     prices = dict.fromkeys(budgets, FAR)
     least, q = policy(prices, base), compression(prices)
-    how = CODECS, preserve_tokens, sparsify
-    return [
-        to_knobs(Base(least.k, s, b), q, base, depth, *how)
-        for s in range(least.s, base.s + 1)
-        for b in range(least.b, base.b + 1)
-    ]
+    found = []
+    for b in range(least.b, base.b + 1):
+        s = least.s
+        while s <= base.s:
+            setting = Base(least.k, s, b)
+            knobs = to_knobs(setting, q, base, depth, CODECS, preserve_tokens, sparsify)
+            found.append(knobs)
+            if knobs.accumulate == 1:
+                break
+            s = -(-base.s * base.b // (b * (knobs.accumulate - 1)))
+    return found
 
 
 def sparsity(k: int) -> int:

@@ -124,9 +124,9 @@ def _host(run: str, file: str) -> tuple[Host, bool]:
     torch.set_num_threads(1)
     settings = settings_of(json.loads(run))
     if not file:
-        return Host(build(settings)), False
+        return Host(build(settings, begun=True)), False  # what may not begin the server refuses
     own, tables = own_settings(settings, Path(file).expanduser())
-    plan = build(own, settings.data.clients if "data" in tables else 0)
+    plan = build(own, settings.data.clients if "data" in tables else 0, "budget" not in tables)
     recipe = plan.recipe
     private = replace(recipe.privacy, cohort=settings.train.cohort)
     recipe = replace(recipe, privacy=private, privacy_seed=_secret(Path(file).expanduser()))

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from fedbudget import seeds
 from fedbudget.api import MakeController, planner
-from fedbudget.codecs import frame, named
+from fedbudget.codecs import chosen, frame
 from fedbudget.control.controller import Controller, ControlState
 from fedbudget.data.examples import as_examples
 from fedbudget.errors import UserError
@@ -337,7 +337,7 @@ def _check(base: Knobs, depth: int, optimizer: str) -> None:
             raise UserError(f"{key} = {getattr(base, key)}: it must be at least 1")
     if optimizer not in ("adamw", "sgd"):
         raise UserError(f"optimizer = {optimizer!r}: it must be 'adamw' or 'sgd'")
-    named(base.codec)
+    chosen(base.codec, "base.codec")
 
 
 def _twins(module: nn.Module) -> dict[str, str]:

@@ -14,17 +14,17 @@ Y = "validation loss (nats)"
 
 
 def loss_chart(runs: Sequence[Loaded]) -> Chart:
-    """Its lines' names tell where they end."""
+    """Its lines' names tell the loss of their last round."""
     lines = []
     for place, (name, same) in enumerate(by_name(runs).items()):
         course = over_seeds([dict(run.losses()) for run in same])
         if course:
             label = f"{name} ({len(same)} seeds)" if len(same) > 1 else name
             last = next(reversed(course.values()))[0]
-            lines.append(line(course, f"{label}: {last:.2f}", place))
+            lines.append(line(course, f"{label}: ends at {last:.3f}", place))
     text = (
         "Validation loss after each round: the mean over the seeds that reached it; the band is "
-        "their range. The number beside a name is the last round's."
+        "their range."
     )
     return Chart("loss", "Validation loss", text, [[Panel("", "round", Y, lines)]])
 

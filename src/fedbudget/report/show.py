@@ -1,5 +1,6 @@
 """A report as the command line has it: verdict and tables on the terminal, and all of it as files."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,13 +36,13 @@ def show(
         shown.append(own)
     files = _written(runs, out, more, protocol, folder) if out is not None else []
     there = console()
+    for run in runs:
+        for note in run.notes:
+            print(f"fedbudget: warning: {run.path}: {note}", file=sys.stderr)
     for line in verdict(runs):
         there.print(line, highlight=False, markup=False, soft_wrap=not there.is_terminal)
     for sheet in shown:
         there.print(sheet.terminal(there.width))
-    for run in runs:
-        for note in run.notes:
-            say(f"{run.path}: {note}")
     if files:
         say(f"wrote {', '.join(map(str, files))}")
 

@@ -45,7 +45,8 @@ def sound_record(record: Mapping[str, Any]) -> dict[str, Any] | None:
         **record,
     }
     good = (
-        number(full["round"])
+        {"cohort", "knobs"} <= record.keys()
+        and number(full["round"])
         and full["round"] >= 1
         and all(number(full[key]) for key in NUMBERS)
         and all(isinstance(full[key], dict) for key in TABLES)

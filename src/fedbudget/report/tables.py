@@ -29,7 +29,7 @@ SPARE = ("time", "sent", "spent", "accuracy", "budgets", "seeds", "rounds")
 
 
 def megabytes(count: float) -> str:
-    return f"{count / 1e6:.1f} MB"
+    return f"{count / 1e6:.1f} MB" if count >= 1e5 else show(count, "communication")
 
 
 def columns(runs: Sequence[Loaded]) -> list[str]:

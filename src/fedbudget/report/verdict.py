@@ -9,7 +9,7 @@ from fedbudget.report.facts import OPEN
 from fedbudget.report.load import Loaded, by_name
 from fedbudget.report.sheets import spread
 from fedbudget.report.standing import OVER, accounting, budgets, limits, worst
-from fedbudget.summary import LAST
+from fedbudget.summary import LAST, unused
 
 ACCOUNTING = {"counted": "counted", "paper": "the papers' proxies", "measured": "measured"}
 
@@ -127,7 +127,8 @@ def kept(same: Sequence[Loaded]) -> str:
     kind = ACCOUNTING.get(own := accounting(next(r for r in same if limits(r)).summary), own)
     total, bad = sum(x.rounds for x in found), sum(x.any_over for x in found)
     seeds = f" of {len(found)} seeds" if len(found) > 1 else ""
-    what = f"all {len(resources)} budgets" if len(resources) > 1 else f"its {resources[0]} budget"
+    every = "both" if len(resources) == 2 else f"all {len(resources)}"
+    what = f"{every} budgets" if len(resources) > 1 else f"its {resources[0]} budget"
     if not bad:
         return f"kept {what} ({kind}) in {total} of {total} rounds{seeds}"
     broken = []
@@ -185,6 +186,8 @@ def _cautions(groups: dict[str, list[Loaded]]) -> list[str]:
         seeds = [run.seed for run in same]
         if twice := sorted({seed for seed in seeds if seeds.count(seed) > 1}):
             found.append(f"{name}: seed {', '.join(map(str, twice))} is there more than once.")
+        if lost := unused([record for run in same for record in run.records]):
+            found.append(f"{name}: {lost}.")
     planned = sorted({run.summary["rounds"] for same in groups.values() for run in same})
     if len(planned) > 1:
         found.append(

@@ -19,7 +19,7 @@ from fedbudget.build import budgets
 from fedbudget.config import Config, find_config, load
 from fedbudget.control.controller import Controller, fixed
 from fedbudget.control.deadzones import one_sided, two_sided
-from fedbudget.control.duals import ascent, augmented_lagrangian, nupi
+from fedbudget.control.duals import ascent, augmented_lagrangian, log_barrier, nupi
 from fedbudget.control.paper import Simulated, clamped, dual_controller, simulate
 from fedbudget.control.planner import Search, planner
 from fedbudget.control.policies import Base, cafl, cafl_l
@@ -111,6 +111,7 @@ def controllers(of: Preset) -> dict[str, Controller]:
         "CAFL eqs 10-12, two-sided": dual(cafl, ascent(zone=two_sided)),
         "CAFL, nuPI": dual(cafl, nupi()),
         "CAFL, augmented Lagrangian": dual(cafl, augmented_lagrangian()),
+        "CAFL, log-barrier": dual(cafl, log_barrier()),
         "the authors' code (clamped)": clamped(base, depth, of.budgets),
     }
     wide = Search(batches=(2, 4, 8, 16), codecs=tuple(LEVELS))
@@ -246,7 +247,8 @@ def run(out: Path) -> list[str]:
         write(out / f"{name}.md", text.encode())
         figure(of, found).savefig(out / f"{name}.png", dpi=120)
         about = (
-            f"papers' proxies, then counted over budget, mean of the last {LAST} of {ROUNDS} rounds"
+            f"papers' proxies, then counted over budget, mean of the last {LAST} of {ROUNDS} rounds; "
+            '"over": at least one of these was over budget'
         )
         lines += [f"{name}: {about}", "", text]
     return lines

@@ -49,7 +49,7 @@ class Group:
 
     title: str
     prefix: str
-    """of the figures' file names"""
+    """of the files' names"""
     cases: tuple[Case, ...]
     reference: str
     """the preset whose base knobs are FedAvg's"""
@@ -63,11 +63,11 @@ SMALL = Group(
     (
         Case("fedavg", "fedavg", paper="FedAvg"),
         Case("cafl-l", "cafl-l", paper="CAFL-L"),
+        Case("cafl", "cafl", paper="CAFL-L"),
         Case("planner", "planner"),
     ),
     "cafl-l",
 )
-CAFL = Case("cafl", "cafl", paper="CAFL-L")
 SERVER = ("train.server=nesterov", "train.server_momentum=0.6")
 """what the presets of 2 x 128 have; here for every case alike"""
 LARGE = Group(
@@ -200,16 +200,15 @@ def _cell(same: Sequence[Loaded], by: Measure, accounting: str, resource: str) -
 
 
 def run(out: Path, seeds: int, full: bool, overrides: Sequence[str] = ()) -> list[str]:
-    """Train what is not there yet; training.md and the figures into `out`; the lines to print."""
-    small = replace(SMALL, cases=(*SMALL.cases, CAFL)) if full else SMALL
-    groups = [(small, seeds), *([(LARGE, 1)] if full else [])]
+    """Train what is not there yet; a page and the figures of each group into `out`; what to print."""
+    groups = [(SMALL, seeds), *([(LARGE, 1)] if full else [])]
     every = [plan(group, number, overrides, out) for group, number in groups]
     train_all({place: settings for some in every for place, settings in some.items()})
     lines: list[str] = []
     for (group, _), places in zip(groups, every, strict=True):
         by = measure(group, overrides)
         runs = find_runs(places)
-        lines += [table(group, runs, by).markdown()]
+        page = [table(group, runs, by).markdown()]
         figures = {
             "figure2": usage_figure(runs, by, ("memory", "communication")),
             "figure3": usage_figure(runs, by, ("energy", "temperature")),
@@ -218,8 +217,9 @@ def run(out: Path, seeds: int, full: bool, overrides: Sequence[str] = ()) -> lis
         for name, figure in figures.items():
             for suffix in ("png", "svg"):
                 figure.savefig(out / f"{group.prefix}{name}.{suffix}", dpi=130)
-            lines.append(f"![{CAPTIONS[name]}]({group.prefix}{name}.png)\n")
-    write(out / "training.md", "\n".join(lines).encode())
+            page.append(f"![{CAPTIONS[name]}]({group.prefix}{name}.png)\n")
+        write(out / f"{group.prefix}training.md", "\n".join(page).encode())
+        lines += page
     return lines
 
 

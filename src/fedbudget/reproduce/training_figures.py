@@ -66,6 +66,7 @@ def _scale(axes: Axes, write: Callable[[float, float | None], str]) -> None:
     low, high = axes.dataLim.ymin, axes.dataLim.ymax
     if low > 0 and high > 6 * low:
         axes.set_yscale("log")
+        axes.set_ylabel(", ".join(filter(None, (axes.get_ylabel(), "log scale"))))
         low, high = axes.get_ylim()
         decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
         steps = [m * 10.0**e for e in decades for m in (1, 2, 5)]
@@ -93,5 +94,9 @@ def loss_figure(runs: Sequence[Loaded], printed: Mapping[str, float]) -> Figure:
         axes.axhline(
             loss, color="grey", linestyle=dashes, linewidth=1, label=f"paper, {name}: {loss:.2f}"
         )
-    axes.legend(edgecolor="none", framealpha=1)
+    for legend in (axes.get_legend(), *figure.legends):
+        if legend is not None:
+            legend.remove()
+    with style(10):
+        legend_below(figure, columns=2)
     return figure

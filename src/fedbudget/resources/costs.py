@@ -39,7 +39,7 @@ class Costs:
     """the user's"""
 
     def forecast(self, knobs: Knobs) -> dict[str, float]:
-        """Counted usage to expect: bytes are those of a frame with these knobs, all layers down."""
+        """Counted usage to expect: the bytes are the most that such a frame has, all layers down."""
         up = frame_bytes(self.layout, knobs, self.vectors)
         found = counted.usage(self.shape, self.device, knobs, up, self._whole_bytes)
         return added(self.own, knobs, found)
@@ -118,16 +118,20 @@ def costs(
     down_codec: str = "",
     accounting: Accounting = "counted",
     own: tuple[Resource, ...] = (),
+    parts: bool = True,
 ) -> Costs:
-    """Count a model's work; `gpt` says that the papers' proxies apply to it."""
+    """Count a model's work, with groups in the middle alone (`parts`) or from the top down only.
+
+    `gpt` says that the papers' proxies apply to it.
+    """
     with one_thread(), seeds.torch_seeded(0, 0, seeds.SERVER, "costs"):
-        shape = counted.measure(model, task, examples, optimizer)
+        shape = counted.measure(model, task, examples, optimizer, parts)
     sizes = proxies.group_sizes(model.layout) if gpt else None
     return Costs(shape, device, model.layout, sizes, vectors, down_codec, accounting, own)
 
 
 def frame_bytes(layout: Layout, knobs: Knobs, vectors: int = 1) -> int:
-    """Length of a frame: by the codec's own word where that is all it takes, else by encoding one."""
+    """Length of a frame, or the most it can have where that depends on the update."""
     return _frame_bytes(layout, knobs.groups(layout.depth), knobs.codec, vectors)
 
 
@@ -135,16 +139,7 @@ def frame_bytes(layout: Layout, knobs: Knobs, vectors: int = 1) -> int:
 def _frame_bytes(layout: Layout, groups: tuple[int, int], codec: str, vectors: int) -> int:
     part = layout.span(*groups)
     count = part.stop - part.start
-    size = named(codec).size
-    if size is not None:
-        head = frame.Header(0, 0, 0, 0, codec, *groups, count, layout.digest)
-        return len(frame.Packed(head, (bytes(size(count)),) * vectors))
-    about = {"run": 0, "round": 0, "client": 0, "seed": 0}
-    with one_thread():
-        packed = frame.pack(
-            [_gaussian(count)] * vectors, layout, **about, codec=codec, groups=groups
-        )
-    return len(packed)
+    return frame.length([named(codec).size(count)] * vectors)
 
 
 @lru_cache(maxsize=64)

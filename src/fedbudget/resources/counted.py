@@ -33,7 +33,6 @@ from fedbudget.types import Knobs
 ADAMW_FLOPS = 14
 """operations per parameter of an AdamW step"""
 SGD_FLOPS = 4
-BYTES = 4
 _ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _ATTENTION_BACK = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
@@ -54,6 +53,8 @@ class Shape:
     optimizer: str
     frozen_bytes: int = 0
     """of what is never trained nor sent, such as the model below LoRA's adapters"""
+    itemsize: int = 4
+    """bytes of a number that is trained"""
 
     @property
     def states(self) -> int:
@@ -73,14 +74,16 @@ class Shape:
 
     def step_traffic(self, knobs: Knobs) -> float:
         """Bytes of weights, gradients and optimiser state that a step reads and writes."""
-        weights = BYTES * self.parameters[-1] + self.frozen_bytes
+        weights = self.itemsize * self.parameters[-1] + self.frozen_bytes
         update = (3 + 2 * (self.states + 1)) * self.trained(knobs)
-        return float(2 * weights * knobs.accumulate + BYTES * update)  # read forward and backward
+        # weights are read forward and backward
+        return float(2 * weights * knobs.accumulate + self.itemsize * update)
 
     def memory(self, knobs: Knobs) -> float:
         trained = self.trained(knobs) * (1 + self.states)
         kept = self.kept[knobs.layers + knobs.above - 1] - self.spared_kept[knobs.above]
-        return BYTES * (self.parameters[-1] + trained) + self.frozen_bytes + kept * knobs.batch
+        numbers = self.parameters[-1] + trained
+        return self.itemsize * numbers + self.frozen_bytes + kept * knobs.batch
 
 
 def usage(
@@ -119,11 +122,14 @@ def _fitted(shape: Shape, fitted: Fitted, knobs: Knobs) -> tuple[float, float]:
     return seconds, shape.memory(knobs) if held is None else held
 
 
-def measure(model: FlatModel, task: Task, examples: Examples, optimizer: str) -> Shape:
+def measure(
+    model: FlatModel, task: Task, examples: Examples, optimizer: str, parts: bool = True
+) -> Shape:
     """Count a model's work on real examples: for each number of trained groups, and group by group.
 
     Groups frozen at the top still pass gradients on, but take none for themselves. What that spares
     does not depend on the groups below, so the two passes for each group give every part of a model.
+    Without `parts` only those from the top down are counted, in half the time.
     """
     size = min(2, len(examples))
     x, y = examples.batch(np.arange(size))
@@ -137,14 +143,20 @@ def measure(model: FlatModel, task: Task, examples: Examples, optimizer: str) ->
 
     depth = model.layout.depth
     tops = [count(k, 0) for k in range(1, depth + 1)]
-    alone = [count(1, above) for above in range(1, depth)]
+    alone = [count(1, above) for above in range(1, depth if parts else 1)]
     model.grads.zero_()
     flops, kept = zip(*tops, strict=True)
-    spared = [(0.0, 0.0), *((f - g, m - n) for (f, m), (g, n) in zip(tops[1:], alone, strict=True))]
+    spared = [
+        (0.0, 0.0),
+        *((f - g, m - n) for (f, m), (g, n) in zip(tops[1:], alone, strict=False)),
+    ]
     less_flops, less_kept = zip(*spared, strict=True)
     spans = (model.layout.top(k) for k in range(1, depth + 1))
     parameters = tuple(part.stop - part.start for part in spans)
-    return Shape(parameters, flops, kept, less_flops, less_kept, optimizer, model.frozen_bytes)
+    return Shape(
+        *(parameters, flops, kept, less_flops, less_kept, optimizer, model.frozen_bytes),
+        model.layout.dtype.itemsize,
+    )
 
 
 class _Flops(TorchDispatchMode):  # type: ignore[no-untyped-call]

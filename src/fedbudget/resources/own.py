@@ -55,7 +55,18 @@ def added(
     """Counted usage, and after it the user's own; each sees those before it."""
     found = dict(counted)
     for own in resources:
-        amount = float(own.amount(knobs, found))
+        try:
+            given = own.amount(knobs, found)
+            if isinstance(given, str | bytes):
+                raise TypeError(f"{given!r} is text")
+            amount = float(given)
+        except UserError:
+            raise
+        except Exception as error:  # it is the user's function: anything may come out of it
+            raise UserError(
+                f"the resource {own.name} has no amount at {knobs}: {type(error).__name__}: {error}; its "
+                "function takes (knobs, counted) and returns a number"
+            ) from error
         if not (math.isfinite(amount) and amount >= 0):
             raise UserError(
                 f"the resource {own.name} comes to {amount} at {knobs}; it must be finite, 0 or more"

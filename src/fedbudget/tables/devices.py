@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from fedbudget.resources.budget import split
 from fedbudget.tables.table import Names, Table
 
 
@@ -41,18 +42,7 @@ class Budget(BaseModel):
     @property
     def classes(self) -> list[dict[str, str | float]]:
         """The limits of each device class, as they were written; one class without lists."""
-        given = self.__pydantic_extra__ or {}
-        lengths = {len(v) for v in (self.device, *given.values()) if isinstance(v, list)}
-        if len(lengths) > 1 or 0 in lengths:
-            raise ValueError(
-                "budget: lists have one limit for each device class, so all must be equally long; "
-                f"they have {', '.join(map(str, sorted(lengths)))}"
-            )
-        number = next(iter(lengths), 1)
-        return [
-            {r: v[i] if isinstance(v, list) else v for r, v in given.items()}
-            for i in range(number if given else 0)
-        ]
+        return split(self.__pydantic_extra__ or {}, self.device)
 
 
 class Control(Table):
