@@ -76,7 +76,8 @@ def copy(root: Path, name: str, run: str) -> Path:
     to.mkdir(parents=True)
     for file in ("config.toml", "rounds.jsonl", "checkpoint"):
         source = Path(run) / file
-        (shutil.copytree if source.is_dir() else shutil.copy2)(source, to / file)
+        if source.exists():  # records that are kept have no checkpoint
+            (shutil.copytree if source.is_dir() else shutil.copy2)(source, to / file)
     (to / "summary.json").write_text(json.dumps({**summary, "name": name}))
     shutil.copystat(Path(run) / "summary.json", to / "summary.json")
     return to
