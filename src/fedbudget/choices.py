@@ -54,9 +54,9 @@ def foretold(courses: Sequence[Course]) -> Iterator[str | Table]:
     """Where the duals of each device class will lead, by forecast."""
     for course in courses:
         yield asked(course.whose, course.budgets, course.known)
-        out = Table(caption=f"by forecast; of {len(course.path)} {course.turns}")
+        out = Table(caption=f"by forecast; of {len(course.path)} {course.turn}s")
         names = ("layers", "steps", "batch", "accumulate", "codec", *course.budgets)
-        for name in (course.turns.partition("s")[0], *names):
+        for name in (course.turn, *names):
             out.add_column(name, justify="right")
         last = len(course.path)
         for turn in sorted({last, *(turn for turn in SHOWN if turn < last)}):

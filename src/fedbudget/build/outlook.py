@@ -25,8 +25,8 @@ class Course(NamedTuple):
 
     whose: str
     """the class; "" where there is but one"""
-    turns: str
-    """what the path counts: rounds, or turns of a client that learns for itself"""
+    turn: str
+    """what the path counts: a round, or a client's turn where each learns for itself"""
     path: Sequence[Simulated]
     budgets: Mapping[str, float]
     known: Costs
@@ -113,15 +113,15 @@ def courses(
     control = config.control
     if control.controller not in DUAL:
         return []
-    rounds, turns = config.rounds, "rounds"
+    rounds, turn = config.rounds, "round"
     if (control.per or ("client" if len(limits) > 1 else "cohort")) == "client":
-        rounds, turns = max(1, rounds * config.train.cohort // clients), "turns of a client"
+        rounds, turn = max(1, rounds * config.train.cohort // clients), "client turn"
     found = []
     for i, budgets in enumerate(limits):
         known = kinds[i % len(kinds)]
         alone = controller(config, knobs, known, [dict(budgets)], known.layout.depth, 1)
         path = simulate(alone, known.expected, min(rounds, FORESEEN), known.accounting)
-        found.append(Course(named_class(i, len(limits)), turns, path, budgets, known))
+        found.append(Course(named_class(i, len(limits)), turn, path, budgets, known))
     return found
 
 
@@ -137,5 +137,5 @@ def broken(name: str, course: Course) -> str:
         for r in late
     )
     whose = f"{course.whose}: " if course.whose else ""
-    when = f"in the last {end} of {len(path)} {course.turns} too"
+    when = f"in the last {end} of {len(path)} {course.turn}s too"
     return f"{whose}{name}: by forecast over budget {when}: {told}"
