@@ -109,9 +109,7 @@ def test_a_class_and_a_clients_own_turns_are_foreseen():
     ]
     every += ["budget.communication=['50%', '50%']", "control.eta=0.01"]
     (warning,) = made("classes", *every).warnings
-    assert re.match(
-        r"device class 0: cafl-l: .* last 5 of 10 client turns too: energy", warning
-    )
+    assert re.match(r"device class 0: cafl-l: .* last 5 of 10 client turns too: energy", warning)
 
 
 @pytest.mark.parametrize("name", ["cafl-l", "cafl", "clamped"])
