@@ -64,8 +64,18 @@ def test_cafl_equations_by_hand():
     assert got == Base(2, 68, 13)
 
 
-def test_cafl_never_takes_more_than_nine_tenths_of_the_steps():
-    assert cafl({"energy": 99.0}, Base(3, 505, 8)).s == 50
+@pytest.mark.parametrize(("steps", "tenth"), [(180, 18), (505, 50), (600, 60), (1000, 100)])
+def test_cafl_never_takes_more_than_nine_tenths_of_the_steps(steps, tenth):
+    assert cafl({"energy": 99.0}, Base(3, steps, 8)).s == tenth
+
+
+@given(tenths=st.integers(1, 4), steps=st.integers(1, 200).map(lambda n: 10 * n))
+def test_whole_products_are_not_rounded_down(tenths, steps):
+    """Whatever a float makes of 1 - 1.6 x 0.25 and the like."""
+    assert (
+        cafl_l({"energy": tenths / 16}, Base(3, steps, 8), s_min=1).s
+        == steps - tenths * steps // 10
+    )
 
 
 @pytest.mark.parametrize("policy", [cafl, cafl_l])

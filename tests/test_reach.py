@@ -166,7 +166,7 @@ def test_cafls_cut_of_steps_has_a_floor_of_its_own():
     """1.6 p is at most 0.9, so a tenth of the steps is left."""
     limits = ["train.steps=180", "budget.communication=", "budget.memory=", "budget.temperature="]
     made("cafl-l", *limits, "budget.energy=6%")
-    with pytest.raises(UserError, match=r"cafl: no setting meets energy .* steps=17"):
+    with pytest.raises(UserError, match=r"cafl: no setting meets energy .* steps=18"):
         made("cafl", *limits, "budget.energy=6%")
 
 

@@ -64,7 +64,9 @@ def test_the_continuous_policy_rounds_to_the_published_one(of):
         now = {r: draw.random() ** 3 for r in of.budgets}
         k, s, b = theory.smooth_knobs(now, base)
         published = policies.cafl(now, base)
-        rounded = (max(1, math.floor(k)), max(10, math.floor(s)), max(8, math.floor(b)))
+        # but for the rounding of floats
+        k, s, b = (math.floor(x + 1e-9) for x in (k, s, b))
+        rounded = (max(1, k), max(10, s), max(8, b))
         assert published == rounded
 
 
@@ -265,7 +267,7 @@ def test_rounding_g_up_processes_up_to_twice_the_tokens(of):
     assert up.max() == pytest.approx(2 * 179 / 180)
     assert settings[int(up.argmax())] == (179, 8)  # the first step that is taken away doubles it
     assert up.min() == 1
-    assert up.mean() == pytest.approx(1.343, abs=1e-3)
+    assert up.mean() == pytest.approx(1.345, abs=1e-3)
     assert 0.66 < share["G to the nearest"].min() < 0.68
     assert share["G to the nearest"].max() == pytest.approx(4 / 3)
     assert share["G fractional"] == pytest.approx(np.ones(len(settings)))

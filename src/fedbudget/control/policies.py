@@ -21,6 +21,8 @@ class Base(NamedTuple):
 
 PRICED = ("communication", "memory", "energy", "temperature")
 """the resources whose duals turn knobs, in both papers"""
+ROUNDING = 1e-9
+"""far more than a product of floats is off by, far less than the least step of a knob"""
 FAR = 1e9
 """a dual that turns every knob as far as it goes"""
 
@@ -63,15 +65,15 @@ def cafl_l(
 ) -> Base:
     """CAFL-L eqs 5-7.
 
-    Its weights are unpublished. The defaults are those of the same authors' CAFL (section 5.1),
-    whose eqs 10-12 have these as their first order: a_k = 1.8 k0, b_s = 1.6, g_b = 8.
+    Its weights are unpublished. The defaults are the factors of the same authors' CAFL (section 5.1)
+    without its weights for each resource: a_k = 1.8 k0, b_s = 1.6, g_b = 8.
     """
     communication, memory, energy, temperature = _pressures(prices)
     a_k = 1.8 * base.k if a_k is None else a_k
     return Base(
-        max(1, base.k - floor(a_k * (communication + memory + 0.5 * temperature))),
-        max(s_min, floor(base.s * (1 - b_s * (energy + temperature)))),
-        max(b_min, floor(base.b / (1 + g_b * (temperature + memory)))),
+        max(1, base.k - _floor(a_k * (communication + memory + 0.5 * temperature))),
+        max(s_min, _floor(base.s * (1 - b_s * (energy + temperature)))),
+        max(b_min, _floor(base.b / (1 + g_b * (temperature + memory)))),
     )
 
 
@@ -85,9 +87,18 @@ def cafl(prices: Prices, base: Base, *, s_min: int = FLOOR_S, b_min: int = FLOOR
     steps = 0.9 * energy + 1.1 * temperature
     return Base(
         max(1, base.k - ceil(base.k * min(1.0, 1.8 * depth))),
-        max(s_min, floor(base.s * (1 - min(1.6 * steps, 0.9)))),
-        max(b_min, floor(base.b / (1 + 8 * temperature + 6 * memory))),
+        max(s_min, _floor(base.s * (1 - min(1.6 * steps, 0.9)))),
+        max(b_min, _floor(base.b / (1 + 8 * temperature + 6 * memory))),
     )
+
+
+def _floor(value: float) -> int:
+    """Of what is a whole number but for rounding, that number: 180 (1 - 0.9) is 17.999999999999996.
+
+    >>> _floor(180 * (1 - 0.9)), _floor(17.9)
+    (18, 17)
+    """
+    return floor(value + ROUNDING)
 
 
 def _pressures(prices: Prices) -> tuple[float, float, float, float]:
