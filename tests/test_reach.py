@@ -170,6 +170,76 @@ def test_cafls_cut_of_steps_has_a_floor_of_its_own():
         made("cafl", *limits, "budget.energy=6%")
 
 
+@pytest.mark.parametrize(
+    "change", ["eta=0.09", "rule=nupi", "zone=two-sided", "epsilon=0.1", "ema=0.9", "per=client"]
+)
+def test_what_the_authors_code_has_of_its_own_cannot_be_set(change):
+    key, _, value = change.partition("=")
+    with pytest.raises(UserError, match=rf"^control.{key} = '?{value}'?: clamped has a step"):
+        made("cafl-l", "control.controller=clamped", f"control.{change}")
+
+
+def test_the_authors_code_preserves_tokens_or_not_and_compresses_as_it_is_told():
+    """And each device class has duals of its own."""
+    classes = "budget.energy=['10%', '1000%']"
+    changes = ["control.controller=clamped", "budget.memory=", "budget.temperature=", classes]
+    changes += ["budget.communication=", 'control.thresholds=["energy > 1e-3: int8"]']
+    for preserved, accumulated in (("true", 3), ("false", 1)):
+        controller = made("cafl-l", *changes, f"control.preserve_tokens={preserved}").controller
+        state = controller.init()
+        for _ in range(9):
+            used = [
+                Reply(run=0, round=1, client=client, usage={"paper": {"energy": 1e6}})
+                for client in (0, 1)
+            ]
+            state = controller.update(state, used)
+        poor, rich = (controller.knobs(state, client) for client in (0, 1))
+        assert (poor.accumulate, poor.codec) == (accumulated, "int8")
+        assert (rich.codec, rich.layers) == ("raw32", 4)
+
+
+def test_gains_of_the_rules_come_from_the_config():
+    """One round over budget by 1.5: nuPI's first dual is eta K_I e, its second has K_P in it."""
+    only = ["budget.energy=1e6", "budget.memory=", "budget.temperature=", "budget.communication="]
+    found = {}
+    for gains in (["ki=2"], ["ki=2", "kp=3"], ["ki=2", "kp=3", "nu=0.5"]):
+        changes = [f"control.{gain}" for gain in gains]
+        controller = made("cafl-l", *only, "control.rule=nupi", *changes).controller
+        state = controller.init()
+        for used in (1.5e6, 2e6):
+            reply = Reply(run=0, round=1, client=0, usage={"paper": {"energy": used}})
+            state = controller.update(state, [reply])
+        found[len(gains)] = controller.duals(state, 0)["energy"]
+    assert found[1] == pytest.approx(0.01 * (2 * 0.5 + 2 * 1 + 1 * 0.5))
+    assert found[2] == pytest.approx(0.01 * (2 * 0.5 + 2 * 1 + 3 * 0.5))
+    assert found[3] == pytest.approx(0.01 * (2 * 0.5 + 2 * 1 + 3 * 0.25))
+    for rule, changes, dual in (
+        ("barrier", ["control.mu=0.09"], (0.005 + (0.005**2 + 4 * 0.01 * 0.09) ** 0.5) / 2),
+        ("augmented", ["control.rho_max=0.01"], 0.01 * 0.5),
+    ):
+        controller = made("cafl-l", *only, f"control.rule={rule}", *changes).controller
+        reply = Reply(run=0, round=1, client=0, usage={"paper": {"energy": 1.5e6}})
+        state = controller.update(controller.init(), [reply])
+        assert controller.duals(state, 0)["energy"] == pytest.approx(dual)
+
+
+@pytest.mark.parametrize(
+    ("rules", "why"),
+    [
+        (
+            '["energy >= 1: int8"]',
+            "control.thresholds: 'energy >= 1: int8' is no rule; write a res",
+        ),
+        ('["energy > 1: int9"]', "control.thresholds: codec 'int9' is unknown"),
+        ('["energy > 1: eden4"]', "the papers' proxies know no codec 'eden4'"),
+        ('["energy > 1: nothing"]', "control.thresholds = 'nothing' would send no update at all"),
+    ],
+)
+def test_a_rule_that_is_none_is_refused(rules, why):
+    with pytest.raises(UserError, match=f"^{re.escape(why)}"):
+        made("cafl-l", f"control.thresholds={rules}", "budget.memory=")
+
+
 def test_the_proxies_have_no_unit():
     for given in ("energy=1.2 kJ", "temperature=41 C", "memory=600 kB"):
         with pytest.raises(UserError, match="the papers' proxies have no unit"):

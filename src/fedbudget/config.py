@@ -96,14 +96,15 @@ class Config(Table):
                 f"control.most_steps = {self.control.most_steps}"
             )
         name = self.control.controller
+        own = ":" in name
         paper = ("fixed", "cafl-l", "cafl", "clamped")
-        if name not in paper and self.budget.accounting == "paper":
+        if not own and name not in paper and self.budget.accounting == "paper":
             raise ValueError(
                 f"{name} keeps counted budgets, so budget.accounting must be counted; the papers' "
                 f"are for {', '.join(paper)}"
             )
         learning = (*paper, "planner")
-        if name not in learning and self.budget.accounting == "measured":
+        if not own and name not in learning and self.budget.accounting == "measured":
             raise ValueError(
                 f"{name} goes by what it counts and does not learn from what is measured; "
                 f"budget.accounting = 'measured' is for {', '.join(learning)}"

@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
@@ -13,13 +13,14 @@ from fedbudget.aggregation import Screening
 from fedbudget.algorithms.algorithm import Algorithm
 from fedbudget.client import Meter, Recipe
 from fedbudget.constraints import ConstraintSet
-from fedbudget.control.controller import Controller
+from fedbudget.control.controller import Controller, fixed
 from fedbudget.control.stepsize import StepRule
 from fedbudget.data.examples import Examples
 from fedbudget.models.flat import FlatModel
 from fedbudget.resources.budget import of_client
 from fedbudget.selection import Selection, uniform
 from fedbudget.task import Task
+from fedbudget.types import Knobs
 from fedbudget.world import World
 
 
@@ -96,6 +97,10 @@ class Plan:
         """A client's budget of measured time, if there is one."""
         measured = self.budgets.get("measured")
         return of_client(measured, client).get("time") if measured else None
+
+    def of_workers(self) -> "Plan":
+        """What a process that only trains is sent: the controller decides here, and may be anything."""
+        return replace(self, controller=fixed(Knobs(layers=1, steps=1, batch=1)))
 
     def build_model(self, device: torch.device | None = None) -> FlatModel:
         """The initial model: the same in every process."""

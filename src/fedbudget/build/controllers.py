@@ -1,9 +1,11 @@
 """The controller that a config names."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from fedbudget.build.materials import call
+from fedbudget.codecs import chosen
 from fedbudget.config import Config
 from fedbudget.control.adaptive import adaptive
 from fedbudget.control.classes import by_class
@@ -16,12 +18,22 @@ from fedbudget.control.frontier import Grid, Progress
 from fedbudget.control.heterofl import heterofl
 from fedbudget.control.paper import clamped, dual_controller
 from fedbudget.control.planner import Search, planner
-from fedbudget.control.policies import FLOOR_B, FLOOR_S, Base, Policy, cafl, cafl_l
+from fedbudget.control.policies import (
+    FLOOR_B,
+    FLOOR_S,
+    Base,
+    Policy,
+    Threshold,
+    cafl,
+    cafl_l,
+    read_rules,
+)
 from fedbudget.control.rotation import Cycle, rotation
 from fedbudget.control.static import static
 from fedbudget.errors import UserError, about
 from fedbudget.resources.budget import each_class, of_client
 from fedbudget.resources.costs import Costs
+from fedbudget.tables import Control
 from fedbudget.types import Knobs
 
 DUAL = ("cafl-l", "cafl", "clamped")
@@ -90,18 +102,71 @@ def controller(
             return heterofl(known.forecast, knobs, limits)
         case "adaptive":
             return adaptive(known.forecast, knobs, limits, config.rounds)
-        case "clamped" if len(limits) > 1:
-            raise UserError("control.controller = 'clamped' knows one device class only")
         case "clamped":
-            return clamped(
-                base_of(control.controller, knobs),
-                depth,
-                limits[0],
-                accounting=accounting,
-                sparsify=control.sparsify,
+            return _clamped(config, base_of("clamped", knobs), known, limits)
+        case "cafl-l" | "cafl" as name:
+            return _duals(config, base_of(name, knobs), known, limits, clients)
+        case own:
+            return _own(own, known, knobs, config.train.cohort, limits)
+
+
+def _own(
+    name: str, known: Costs, base: Knobs, cohort: int, limits: list[dict[str, float]]
+) -> Controller:
+    """A controller of the user's: `package.module:function`, as `fedbudget.train` takes it."""
+
+    def made(budgets: dict[str, float]) -> Controller:
+        given = call(name, "control.controller", known, budgets, base, cohort)
+        if not isinstance(given, Controller):
+            raise UserError(
+                f"control.controller = {name!r}: it must return a Controller, not a "
+                f"{type(given).__name__}"
             )
-        case _:
-            return _duals(config, base_of(control.controller, knobs), known, limits, clients)
+        return given
+
+    return _by_class(each_class(limits, made))
+
+
+def _by_class(own: list[Controller]) -> Controller:
+    return by_class(own) if len(own) > 1 else own[0]
+
+
+def compression_of(control: Control) -> tuple[Sequence[Threshold], Mapping[int, str]]:
+    """The rule for q, and the codec of each level."""
+    where = "control.thresholds"
+    thresholds, codecs = read_rules(control.thresholds, where)
+    for codec in codecs.values():
+        chosen(codec, where)
+    return thresholds, codecs
+
+
+BUILT_IN = ("eta", "rule", "zone", "epsilon", "ema", "per")
+"""settings of duals of which the authors' code has its own"""
+
+
+def _clamped(
+    config: Config, base: Base, known: Costs, limits: list[dict[str, float]]
+) -> Controller:
+    control = config.control
+    for key in BUILT_IN:
+        given = getattr(control, key)
+        if given != type(control).model_fields[key].default:
+            raise UserError(
+                f"control.{key} = {given!r}: clamped has a step, a zone and a smoothing of its own, for "
+                "the whole cohort; leave it out, or take controller = 'cafl'"
+            )
+    thresholds, codecs = compression_of(control)
+    controller = partial(
+        clamped,
+        base,
+        known.layout.depth,
+        accounting=known.accounting,
+        thresholds=thresholds,
+        codecs=codecs,
+        preserve_tokens=control.preserve_tokens,
+        sparsify=control.sparsify,
+    )
+    return _by_class([controller(own) for own in limits])
 
 
 def _duals(
@@ -113,11 +178,12 @@ def _duals(
 ) -> Controller:
     """CAFL-L's and CAFL's equations; whose usage moves whose duals is the config's."""
     control = config.control
-    per = control.per or ("client" if len(limits) > 1 else "cohort")
+    per = whose_duals(control, limits)
     if per == "cohort" and len(limits) > 1:
         raise UserError(
             "control.per = 'cohort': device classes have limits of their own; take class"
         )
+    thresholds, codecs = compression_of(control)
     controller = partial(
         dual_controller,
         base,
@@ -125,6 +191,8 @@ def _duals(
         policy=policy_of(control.controller, base),
         rule=_rule(config),
         accounting=known.accounting,
+        thresholds=thresholds,
+        codecs=codecs,
         preserve_tokens=control.preserve_tokens,
         ema=control.ema,
         sparsify=control.sparsify,
@@ -132,9 +200,15 @@ def _duals(
     if per == "client":
         own = {c: of_client(limits, c) for c in range(clients)} if len(limits) > 1 else None
         return controller(limits[0], per="client", per_client=own)
-    return (
-        by_class([controller(own) for own in limits]) if len(limits) > 1 else controller(limits[0])
-    )
+    return _by_class([controller(own) for own in limits])
+
+
+def whose_duals(control: Control, limits: Sequence[Mapping[str, float]]) -> str:
+    """The cohort's, a class's or a client's: as the config says, or by what it limits."""
+    several = len(limits) > 1
+    if control.controller == "clamped":
+        return "class" if several else "cohort"
+    return control.per or ("client" if several else "cohort")
 
 
 def base_of(name: str, knobs: Knobs) -> Base:
@@ -200,10 +274,10 @@ def _rule(config: Config) -> Rule:
     zones = {"one-sided": one_sided, "two-sided": two_sided}
     match control.rule:
         case "nupi":
-            return nupi(control.eta)
+            return nupi(control.eta, control.ki, control.kp, control.nu)
         case "augmented":
-            return augmented_lagrangian(control.eta)
+            return augmented_lagrangian(control.eta, rho_max=control.rho_max)
         case "barrier":
-            return log_barrier(control.eta)
+            return log_barrier(control.eta, control.mu)
         case _:
             return ascent(control.eta, partial(zones[control.zone], eps=control.epsilon))

@@ -4,7 +4,14 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from fedbudget.build.controllers import DUAL, base_of, controller, policy_of
+from fedbudget.build.controllers import (
+    DUAL,
+    base_of,
+    compression_of,
+    controller,
+    policy_of,
+    whose_duals,
+)
 from fedbudget.config import Config
 from fedbudget.control.frontier import SLACK, why_not, within
 from fedbudget.control.paper import Simulated, simulate
@@ -80,12 +87,15 @@ def out_of_reach(config: Config, knobs: Knobs, kinds: Sequence[Costs], limits: L
         return ""
     base = base_of(name, knobs)
     clamped = name == "clamped"
+    thresholds, codecs = compression_of(control)
     for i, budgets in enumerate(limits):
         known = kinds[i % len(kinds)]
         priced = {r: b for r, b in budgets.items() if r in PRICED}
         reach = partial(
             reachable,
             *(policy_of(name, base), PRICED if clamped else priced, base, known.layout.depth),
+            thresholds=thresholds,
+            codecs=codecs,
             sparsify=control.sparsify,
         )
 
@@ -94,10 +104,10 @@ def out_of_reach(config: Config, knobs: Knobs, kinds: Sequence[Costs], limits: L
         ) -> bool:
             return any(within(known.expected(knobs), priced) for knobs in every)
 
-        every = reach(preserve_tokens=clamped or control.preserve_tokens)
+        every = reach(preserve_tokens=control.preserve_tokens)
         if not met(every):
             why = f"{name}: {why_not(known.expected, every, priced, known.written)}"
-            if not clamped and control.preserve_tokens and met(reach(preserve_tokens=False)):
+            if control.preserve_tokens and met(reach(preserve_tokens=False)):
                 why += (
                     ", which keeps the tokens of a round (control.preserve_tokens = false need not)"
                 )
@@ -114,7 +124,7 @@ def courses(
     if control.controller not in DUAL:
         return []
     rounds, turn = config.rounds, "round"
-    if (control.per or ("client" if len(limits) > 1 else "cohort")) == "client":
+    if whose_duals(control, limits) == "client":
         rounds, turn = max(1, rounds * config.train.cohort // clients), "client turn"
     found = []
     for i, budgets in enumerate(limits):

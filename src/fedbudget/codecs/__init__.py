@@ -11,7 +11,7 @@ from fedbudget.codecs.raw import raw32, raw64
 from fedbudget.codecs.sign import sign
 from fedbudget.codecs.sparse import topk
 from fedbudget.codecs.uniform import int8, uniform2, uniform4
-from fedbudget.errors import UserError
+from fedbudget.errors import UserError, about
 
 NOTHING = "nothing"
 """what a client may send in place of an update; no choice for all of them"""
@@ -62,4 +62,5 @@ def chosen(name: str, where: str) -> Codec:
     """The codec that a user names for every update; `where` is the setting that names it."""
     if name == NOTHING:
         raise UserError(f"{where} = {name!r} would send no update at all; take raw32")
-    return named(name)
+    with about(where):
+        return named(name)

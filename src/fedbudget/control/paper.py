@@ -135,6 +135,7 @@ def clamped(
     accounting: Accounting = "paper",
     thresholds: Sequence[Threshold] = THRESHOLDS,
     codecs: Mapping[int, str] = CODECS,
+    preserve_tokens: bool = True,
     sparsify: bool = False,
 ) -> Controller:
     """What the authors' code does, which is in neither paper and is what gives their table 1.
@@ -156,6 +157,7 @@ def clamped(
             accounting=accounting,
             thresholds=tuple(thresholds),
             codecs=dict(codecs),
+            preserve_tokens=preserve_tokens,
             ema=0.5,
             sparsify=sparsify,
             start=base._replace(b=b),

@@ -4,10 +4,12 @@ k counts unfrozen blocks, s local steps, b the examples of a micro-batch, q the 
 A resource that has no dual counts as 0.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import ceil, floor
 from typing import NamedTuple
 
+from fedbudget.errors import UserError
 from fedbudget.types import Knobs
 
 
@@ -46,6 +48,14 @@ THRESHOLDS = (
     Threshold(2, "memory", 0.07),
 )
 """The authors' code; neither paper gives a rule for q."""
+
+RULES = (
+    "communication > 0.03: int8",
+    "memory > 0.04: int8",
+    "communication > 0.08: eden2",
+    "memory > 0.07: eden2",
+)
+"""the same as a config writes it"""
 
 FLOOR_S, FLOOR_B = 10, 8
 """CAFL-L's least s and b"""
@@ -115,6 +125,28 @@ def compression(prices: Prices, thresholds: Sequence[Threshold] = THRESHOLDS) ->
     return max((t.q for t in thresholds if prices.get(t.resource, 0.0) > t.above), default=0)
 
 
+def read_rules(rules: Sequence[str], where: str) -> tuple[tuple[Threshold, ...], dict[int, str]]:
+    """Thresholds as a config writes them, and the codec of each level; a codec that is named later
+    compresses more.
+
+    >>> read_rules(["energy > 0.1: eden1"], "")
+    ((Threshold(q=1, resource='energy', above=0.1),), {0: 'raw32', 1: 'eden1'})
+    >>> read_rules(RULES, "") == (THRESHOLDS, CODECS)
+    True
+    """
+    found = [re.fullmatch(r"(\w+) *> *(\d*\.?\d+(?:[eE]-?\d+)?) *: *(\S+)", rule) for rule in rules]
+    for rule, parts in zip(rules, found, strict=True):
+        if parts is None:
+            raise UserError(
+                f"{where}: {rule!r} is no rule; write a resource, the dual above which it compresses, "
+                f"and a codec, such as {RULES[0]!r}"
+            )
+    parsed = [parts.groups() for parts in found if parts]
+    names = [CODECS[0], *dict.fromkeys(codec for _, _, codec in parsed)]
+    levels = tuple(Threshold(names.index(c, 1), r, float(above)) for r, above, c in parsed)
+    return levels, dict(enumerate(names))
+
+
 def accumulation(target: Base, s: int, b: int) -> int:
     """G = max(1, ceil(s0 b0 / (s b))) micro-batches per step, CAFL-L eq. 8 and CAFL eq. 14.
 
@@ -166,6 +198,8 @@ def reachable(
     base: Base,
     depth: int,
     *,
+    thresholds: Sequence[Threshold] = THRESHOLDS,
+    codecs: Mapping[int, str] = CODECS,
     preserve_tokens: bool = True,
     sparsify: bool = False,
 ) -> list[Knobs]:
@@ -175,13 +209,13 @@ def reachable(
     steps may take more micro-batches. Of the steps with one G the fewest take the least of everything.
     """
     prices = dict.fromkeys(budgets, FAR)
-    least, q = policy(prices, base), compression(prices)
+    least, q = policy(prices, base), compression(prices, thresholds)
     found = []
     for b in range(least.b, base.b + 1):
         s = least.s
         while s <= base.s:
             setting = Base(least.k, s, b)
-            knobs = to_knobs(setting, q, base, depth, CODECS, preserve_tokens, sparsify)
+            knobs = to_knobs(setting, q, base, depth, codecs, preserve_tokens, sparsify)
             found.append(knobs)
             if knobs.accumulate == 1:
                 break

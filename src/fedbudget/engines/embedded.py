@@ -131,7 +131,7 @@ class Workers(Agents):
         context = torch.multiprocessing.get_context("spawn")
         here, there = context.Pipe()
         down, up = Box(), Box()
-        arguments = (there, down, up, self.plan, number)
+        arguments = (there, down, up, self.plan.of_workers(), number)
         process = context.Process(target=_work, args=arguments, daemon=True)
         try:
             with _signals_wait(), large_pages():

@@ -60,7 +60,9 @@ def simulate(
 
     with TemporaryDirectory(prefix="fedbudget-") as place, _quiet():
         file = Path(place) / "plan"
-        file.write_bytes(pickle.dumps(plan))  # for our own processes: a folder of this user alone
+        file.write_bytes(
+            pickle.dumps(plan.of_workers())
+        )  # for our own processes: a folder of this user alone
         try:
             run_simulation(
                 server,

@@ -1,9 +1,11 @@
 """What devices can bear, who decides, and the world they are in."""
 
+import difflib
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from fedbudget.control.policies import RULES
 from fedbudget.resources.budget import split
 from fedbudget.tables.table import Names, Table
 
@@ -45,25 +47,29 @@ class Budget(BaseModel):
         return split(self.__pydantic_extra__ or {}, self.device)
 
 
+CONTROLLERS = (
+    "fixed",
+    "static",
+    "planner",
+    "rotation",
+    "fedpaq",
+    "cocofl",
+    "heterofl",
+    "adaptive",
+    "cafl-l",
+    "cafl",
+    "clamped",
+)
+
+
 class Control(Table):
-    controller: Literal[
-        "fixed",
-        "static",
-        "planner",
-        "rotation",
-        "fedpaq",
-        "cocofl",
-        "heterofl",
-        "adaptive",
-        "cafl-l",
-        "cafl",
-        "clamped",
-    ] = Field(
+    controller: str = Field(
         "fixed",
         description="fixed, static (fixed, refused where it does not fit), planner, rotation (FedPart: "
         "a layer group at a time), fedpaq (fewer steps, QSGD), cocofl (random parts), heterofl (the "
         "deepest top part that fits), adaptive (Wang et al. 2019: steps by a bound), cafl-l, cafl, "
-        "clamped (the CAFL-L authors' code)",
+        "clamped (the CAFL-L authors' code), or package.module:function: a function of (costs, budgets, "
+        "base knobs, cohort) for a Controller",
     )
     whole_rounds: int = Field(
         5, ge=0, description="rotation: rounds with all layers before each cycle"
@@ -100,6 +106,16 @@ class Control(Table):
     )
     epsilon: float = Field(0.05, ge=0, lt=1, description="duals: half-width of the dead zone")
     ema: float = Field(0.0, ge=0, lt=1, description="duals: weight of the past in smoothed usage")
+    ki: float = Field(1.0, ge=0, description="duals, nupi: gain of the error")
+    kp: float = Field(1.0, ge=0, description="duals, nupi: gain of its change")
+    nu: float = Field(0.0, ge=0, lt=1, description="duals, nupi: weight of the past in that change")
+    rho_max: float = Field(0.16, gt=0, description="duals, augmented: largest penalty")
+    mu: float = Field(0.01, gt=0, description="duals, barrier: dual times slack at rest")
+    thresholds: list[str] = Field(
+        [*RULES],
+        description="cafl-l, cafl, clamped: the dual above which a resource asks for a codec; a codec "
+        "that is named later compresses more, and wins",
+    )
     per: Literal["", "cohort", "class", "client"] = Field(
         "",
         description="cafl-l, cafl: whose duals: cohort (one for all), class, client; empty = client "
@@ -111,8 +127,20 @@ class Control(Table):
         "the papers' sparsity factor",
     )
     preserve_tokens: bool = Field(
-        True, description="cafl-l, cafl: accumulate micro-batches to keep the samples (eq. 8)"
+        True,
+        description="cafl-l, cafl, clamped: accumulate micro-batches to keep the samples (eq. 8)",
     )
+
+    @field_validator("controller")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value not in CONTROLLERS and ":" not in value:
+            near = difflib.get_close_matches(value, CONTROLLERS, 1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise ValueError(
+                f"{hint}it must be {', '.join(CONTROLLERS)} or package.module:function"
+            )
+        return value
 
 
 class WorldTable(Table):
