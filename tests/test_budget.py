@@ -1,5 +1,6 @@
 """Units, budgets, counted usage and the planner."""
 
+import json
 import math
 import pickle
 from dataclasses import replace
@@ -26,7 +27,7 @@ from fedbudget.errors import UserError
 from fedbudget.models.flat import FlatModel
 from fedbudget.models.gpt import GPT
 from fedbudget.resources.budget import read, resolve
-from fedbudget.resources.costs import Costs, costs, frame_bytes
+from fedbudget.resources.costs import Costs, costs, fidelity, frame_bytes
 from fedbudget.resources.counted import measure, usage
 from fedbudget.resources.devices import DEVICES, RASPBERRY_PI_5
 from fedbudget.task import classify
@@ -171,13 +172,58 @@ def test_numbers_of_eight_bytes_take_twice_the_memory_and_traffic(gpt):
     assert double.step_traffic(knobs) == 2 * gpt.shape.step_traffic(knobs)
 
 
+@pytest.mark.parametrize(
+    ("codec", "kept", "noise"),
+    [
+        ("raw32", 1, 0),
+        ("eden2", 1, 0.133),  # MATH: unbiased, so the noise is the NMSE
+        ("eden1", 1, 0.571),
+        ("sign", 2 / math.pi, math.pi / 2 - 1),  # E|x|^2 / E x^2, and what is left of it
+        ("topk10%", 0.439, 1 / 0.439 - 1),  # what lies beyond 1.645 of a Gaussian's square
+    ],
+)
+def test_what_a_codec_keeps_of_an_update_and_what_it_adds(codec, kept, noise):
+    found = fidelity(codec)
+    assert found.kept == pytest.approx(kept, rel=0.02)
+    assert found.noise == pytest.approx(noise, rel=0.05, abs=1e-6)
+
+
+def test_the_planner_takes_a_code_that_leaves_much_out_only_where_no_other_fits():
+    names = ["eden1", "topk1%", "topk0.1%", "sign"]
+    plans = {}
+    for share in ("50%", "0.5%"):
+        changes = [f"control.codecs={json.dumps(names)}", f"budget.communication={share}"]
+        config = load(find_config("planner"), ["data.source=topics", "model.size=1x32", *changes])
+        plans[share] = build(config)
+    chosen = [p.controller.knobs(p.controller.init(), 0).codec for p in plans.values()]
+    assert chosen == ["eden1", "topk1%"]
+    (warning,) = plans["50%"].warnings
+    assert warning.startswith("control.codecs: topk0.1% keeps 0.01")
+    assert "codec.feedback = 'error'" in warning
+
+
+def test_a_code_that_leaves_much_out_is_warned_of_unless_the_rest_is_sent_later():
+    own = ["data.source=topics", "model.size=1x32"]
+    for name, feedback, warned in (
+        ("sign", "none", True),
+        ("topk10%", "none", True),
+        ("topk10%", "error", False),
+        ("topk60%+eden2", "none", False),  # the papers' sparsity: it keeps 96%
+        ("uniform2", "none", False),
+    ):
+        changes = [f"codec.name={name}", f"codec.feedback={feedback}"]
+        warnings = build(load(find_config("fedavg"), [*own, *changes])).warnings
+        assert bool(warnings) == warned
+        assert all("codec.name" in warning for warning in warnings)
+
+
 GRID = Grid((1, 2, 3, 4), (2, 4, 8), ("raw32", "int8", "eden2"), least=5, most=400)
 
 
 def progress(known: Costs) -> Progress:
     total = known.shape.parameters[-1]
     shares = tuple(p / total for p in known.shape.parameters)
-    return Progress(shares, {c: known.noise(c) for c in GRID.codecs}, 6, 16.0)
+    return Progress(shares, {c: fidelity(c) for c in GRID.codecs}, 6, 16.0)
 
 
 @given(st.floats(0.05, 2.0), st.floats(0.05, 1.5), st.floats(0.3, 1.5), st.floats(0.05, 2.0))
@@ -371,7 +417,7 @@ def test_a_planned_run_stays_within_its_budgets_from_the_first_round():
     budgets = {r: 0.4 * reference[r] for r in ("energy", "communication")}
     grid = Grid((1, 2, 3), (2, 4), ("raw32", "eden2", "eden1"), least=2, most=50)
     shares = tuple(p / known.shape.parameters[-1] for p in known.shape.parameters)
-    model = Progress(shares, {c: known.noise(c) for c in grid.codecs}, 3, 16.0)
+    model = Progress(shares, {c: fidelity(c) for c in grid.codecs}, 3, 16.0)
     control = planner(known.forecast, grid, model, [budgets])
     plan = replace(plan, controller=control, meters=(known.meter,), budgets={"counted": [budgets]})
     layout = plan.build_model().layout

@@ -408,6 +408,15 @@ def test_a_composed_body_read_as_another_codec_is_refused():
             codecs.named(name).decode(body, 700, 0)
 
 
+@pytest.mark.parametrize("name", [*codecs.CODECS, "topk60%+eden2"])
+def test_no_numbers_take_no_bytes_and_come_back(name):
+    codec = codecs.named(name)
+    assert codec.size(0) == len(codec.encode(torch.zeros(0), 1)) == 0
+    assert codec.decode(memoryview(b""), 0, 1).shape == (0,)
+    with pytest.raises(ValueError, match="bytes"):
+        codec.decode(memoryview(b"x"), 0, 1)
+
+
 def test_nothing_decodes_as_zeros_and_refuses_bytes():
     assert not round_trip("nothing", gaussian(700)).any()
     with pytest.raises(ValueError, match="where none belong"):

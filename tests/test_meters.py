@@ -16,6 +16,7 @@ from fedbudget import rounds
 from fedbudget.algorithms.fedavg import fedavg
 from fedbudget.build import build, prepare
 from fedbudget.client import Recipe
+from fedbudget.codecs.codec import Fidelity
 from fedbudget.config import validate
 from fedbudget.control.controller import fixed
 from fedbudget.control.frontier import Grid, Progress
@@ -351,7 +352,7 @@ def test_a_budget_for_what_nothing_measures_is_refused(tmp_path, monkeypatch):
 
 
 GRID = Grid(layers=(1, 2), batches=(2, 4), codecs=("raw32",), least=5, most=500)
-PROGRESS = Progress((0.5, 1.0), {"raw32": 0.0}, cohort=3, noise_scale=16.0)
+PROGRESS = Progress((0.5, 1.0), {"raw32": Fidelity(1.0, 0.0)}, cohort=3, noise_scale=16.0)
 
 
 def forecast(knobs: Knobs) -> dict[str, float]:

@@ -34,7 +34,7 @@ from fedbudget.hardware import check_precision, count, place
 from fedbudget.models.flat import FlatModel, Layout
 from fedbudget.plan import Plan
 from fedbudget.resources.budget import read, resolve
-from fedbudget.resources.costs import Costs, costs
+from fedbudget.resources.costs import Costs, costs, fidelity
 from fedbudget.resources.meters import check_budgets, sensors
 from fedbudget.resources.own import Resource, check
 from fedbudget.task import Task, classify
@@ -110,6 +110,7 @@ def build(config: Config, clients: int = 0, begun: bool = False) -> Plan:
     warnings = (
         step_warning(config, some, agents),
         noise_warning(config),
+        codec_warning(config, ready),
         *ahead,
     )
     fleet = world(config, ready.kinds)
@@ -161,6 +162,26 @@ def build(config: Config, clients: int = 0, begun: bool = False) -> Plan:
         warnings=tuple(warning for warning in warnings if warning),
         accelerator=config.accelerator,
         evaluate_every=train.evaluate_every,
+    )
+
+
+FAITHFUL = 0.9
+"""the share of an update that a code must keep to do without feedback"""
+
+
+def codec_warning(config: Config, ready: Prepared) -> str | None:
+    """Where updates may travel by a code that leaves much out, and nothing sends it later."""
+    if config.codec.feedback != "none":
+        return None
+    key, names = "codec.name", [ready.base.codec]
+    if ready.limits and config.control.controller in ("planner", "rotation"):
+        key, names = "control.codecs", config.control.codecs
+    worst = min(names, key=lambda name: fidelity(name).kept)
+    if (kept := fidelity(worst).kept) >= FAITHFUL:
+        return None
+    return (
+        f"{key}: {worst} keeps {kept:.2g} of an update and the rest is lost; "
+        "set codec.feedback = 'error', which sends it later"
     )
 
 

@@ -19,3 +19,12 @@ class Codec(NamedTuple):
     """number of elements -> bytes of their body, or the most it can have; budgets go by it"""
     fixed: bool = True
     """whether a body always has that size, whatever the elements are"""
+
+
+class Fidelity(NamedTuple):
+    """What one encode and decode makes of a vector x: a share of x, and noise across it."""
+
+    kept: float
+    """that share: 1 where a code is unbiased, less where it leaves numbers out or shrinks them"""
+    noise: float
+    """squared, over that of the share kept; a cohort's mean averages it away"""

@@ -35,6 +35,8 @@ def _encode(vector: Tensor, seed: int, *, percent: Fraction, inner: Codec) -> Bu
     x = vector.detach().to(torch.float32).contiguous()
     if not bool(torch.isfinite(x).all()):
         raise ValueError("the vector to encode is not finite, or too large for float32")
+    if not len(x):
+        return b""
     k = kept(len(x), percent)
     places = _largest(np.abs(x.numpy()), k)
     gaps: Places = np.diff(places, prepend=-1) - 1
@@ -61,6 +63,8 @@ def _coded_bytes(gaps: Places, low: int) -> int:
 
 def _size(count: int, *, percent: Fraction, inner: Codec) -> int:
     """The most that any positions take: gaps add up to count - k, their high parts to less."""
+    if not count:
+        return 0
     k = kept(count, percent)
     lows = range((count // k).bit_length() + 1)
     places = min(-(-low * k // 8) + -(-(k + ((count - k) >> low)) // 8) for low in lows)
@@ -68,6 +72,8 @@ def _size(count: int, *, percent: Fraction, inner: Codec) -> int:
 
 
 def _decode(body: memoryview, count: int, seed: int, *, percent: Fraction, inner: Codec) -> Tensor:
+    if not count and not len(body):
+        return torch.zeros(0)
     k = kept(count, percent)
     low = body[0] if len(body) else 0
     at_low = 1 + inner.size(k)

@@ -1,9 +1,10 @@
 """The frontier: of each setting the most steps that budgets allow, and the best of them.
 
 Expected progress of a local run: s / (1 + B / (b G)) steps' worth of a noiseless gradient, B the
-gradient noise scale (McCandlish et al. 2018); times the share of the parameters that train; over
-1 + NMSE / |S| for the noise that a codec adds to the mean of |S| updates. The model says b = 1
-is always best; trials (docs) did not, and a step has costs of its own, so the grid starts at 2.
+gradient noise scale (McCandlish et al. 2018); times the share of the parameters that train; times
+the share of an update that a codec keeps, over 1 + noise / |S| for what it adds to the mean of |S|
+updates. The model says b = 1 is always best; trials (docs) did not, and a step has costs of its own,
+so the grid starts at 2.
 
 Most resources are straight lines over steps (a + b s), so one division for all settings at once
 tells how far each could go; the forecast itself then decides, for the few that matter.
@@ -19,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbudget.codecs.codec import Fidelity
 from fedbudget.errors import UserError
 from fedbudget.types import Knobs
 from fedbudget.units import show
@@ -54,16 +56,20 @@ class Progress:
 
     shares: tuple[float, ...]
     """share of the parameters in the top k groups, index k - 1"""
-    noise: Mapping[str, float]
-    """NMSE of each codec"""
+    codecs: Mapping[str, Fidelity]
     cohort: int
     noise_scale: float
 
     def __call__(self, knobs: Knobs) -> float:
         steps = knobs.steps / (1 + self.noise_scale / (knobs.batch * knobs.accumulate))
-        codec = 1 + self.noise[knobs.codec] / self.cohort
+        kept, noise = self.codecs[knobs.codec]
         above = self.shares[knobs.above - 1] if knobs.above else 0.0
-        return steps * (self.shares[knobs.layers + knobs.above - 1] - above) / codec
+        return (
+            steps
+            * (self.shares[knobs.layers + knobs.above - 1] - above)
+            * kept
+            / (1 + noise / self.cohort)
+        )
 
 
 class Choice(NamedTuple):

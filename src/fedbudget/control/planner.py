@@ -15,7 +15,7 @@ from fedbudget.control.controller import Controller, ControlState
 from fedbudget.control.frontier import Forecast, Frontier, Grid, Progress, within
 from fedbudget.errors import UserError
 from fedbudget.resources.budget import each_class, of_client
-from fedbudget.resources.costs import Costs
+from fedbudget.resources.costs import Costs, fidelity
 from fedbudget.types import Accounting, Knobs, Reply
 
 BETTER = 1.05
@@ -93,8 +93,8 @@ class Search:
         )
         total = known.shape.parameters[-1]
         shares = tuple(p / total for p in known.shape.parameters)
-        noise = {codec: known.noise(codec) for codec in self.codecs}
-        return grid, Progress(shares, noise, cohort, self.noise_scale)
+        known_codecs = {codec: fidelity(codec) for codec in self.codecs}
+        return grid, Progress(shares, known_codecs, cohort, self.noise_scale)
 
 
 def planner(

@@ -8,6 +8,7 @@ import torch
 
 from fedbudget import seeds
 from fedbudget.codecs import frame, named
+from fedbudget.codecs.codec import Fidelity
 from fedbudget.data.examples import Examples
 from fedbudget.models.flat import FlatModel, Layout
 from fedbudget.resources import counted, meters, proxies
@@ -102,10 +103,6 @@ class Costs:
         """Of the user's own resources that have one."""
         return {own.name: own.unit for own in self.own if own.unit}
 
-    def noise(self, codec: str) -> float:
-        """NMSE of a codec, tried on Gaussian numbers."""
-        return _noise(codec)
-
 
 def costs(
     model: FlatModel,
@@ -143,12 +140,16 @@ def _frame_bytes(layout: Layout, groups: tuple[int, int], codec: str, vectors: i
 
 
 @lru_cache(maxsize=64)
-def _noise(codec: str) -> float:
+def fidelity(codec: str) -> Fidelity:
+    """Of a codec, tried on Gaussian numbers."""
     vector = _gaussian(2**14)
     with one_thread():  # threads that wait for each other would take longer than the work
         body = named(codec).encode(vector, 1)
-        error = named(codec).decode(memoryview(body), len(vector), 1) - vector
-        return float((error @ error) / (vector @ vector))
+        decoded = named(codec).decode(memoryview(body), len(vector), 1)
+        # rounding to random sides is unbiased, and a little more than 1 in half of all cases
+        kept = min(1.0, float((decoded @ vector) / (vector @ vector)))
+        across = decoded - kept * vector
+        return Fidelity(kept, float((across @ across) / (vector @ vector)) / kept**2)
 
 
 def _gaussian(size: int) -> torch.Tensor:
