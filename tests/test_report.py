@@ -91,6 +91,28 @@ def test_a_client_that_sits_out_keeps_its_dual_and_a_new_one_starts_at_0():
     }
 
 
+def test_of_duals_that_a_class_shares_every_client_has_the_last_that_is_known():
+    """A client's own dual is 0 when it is first asked; here client 2's is not."""
+    shared = made(
+        "classes",
+        [
+            record(1, {0: 3.0, 1: 2.0}, duals={"0": {"energy": 0.0}, "1": {"energy": 0.0}}),
+            record(2, {2: 1.0, 3: 2.0}, duals={"2": {"energy": 0.4}, "3": {"energy": 0.0}}),
+            record(3, {1: 2.0}, duals={"1": {"energy": 0.1}}),
+            record(4, {0: 0.5}, duals={"0": {"energy": 0.5}}),
+        ],
+        TWO,
+    )
+    same = {which: dual_course([shared], "energy", which, 2) for which in (0, 1)}
+    assert {r: point[1:] for r, point in same[0].items()} == {
+        1: (0.0, 0.0),
+        2: (0.4, 0.4),
+        3: (0.4, 0.4),
+        4: (0.5, 0.5),
+    }
+    assert same[1][3][1:] == (0.0, 0.1)  # nobody says that class 1 shares: 1 was asked before
+
+
 def test_the_limit_is_in_every_panel_and_the_accounting_named():
     budget = [{"energy": 1.0, "communication": 20.0}]
     paper = [record(1, {0: 9.0}, accounting="paper"), record(2, {0: 1.0}, accounting="paper")]

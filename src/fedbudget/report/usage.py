@@ -1,6 +1,6 @@
 """Usage over budget and the duals that answer it, by round."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from statistics import fmean
 
 from fedbudget.report.chart import Chart, Line, Panel, far_apart, in_rows
@@ -134,17 +134,35 @@ def _resources(run: Loaded) -> list[str]:
     return list(dict.fromkeys(names))
 
 
+def _shared(run: Loaded, clients: Collection[str]) -> bool:
+    """Whether they have one set of duals: a client's own would be 0 when it is first asked."""
+    seen: set[str] = set()
+    for record in run.records:
+        given = {c: own for c, own in record.get("duals", {}).items() if c in clients}
+        first = [any(own.values()) for c, own in given.items() if c not in seen]
+        if any(first) and all(own == next(iter(given.values())) for own in given.values()):
+            return True
+        seen |= {str(client) for client in record["cohort"]}
+    return False
+
+
 def dual_course(same: Sequence[Loaded], resource: str, which: int, number: int) -> dict[int, Point]:
-    """By round: mean and range over the class's clients; who sits out keeps its dual, first 0."""
+    """By round: mean and range over the class's clients; who sits out keeps its dual, first 0, or has
+    that of its class where the class has one.
+    """
     found: dict[int, list[float]] = {}
     for run in same:
         everyone = range(int(run.summary.get("clients", 0)) or number)
         now = {c: 0.0 for c in everyone if device_class(c, number) == which}
+        shared = _shared(run, set(map(str, now)))
         for record in run.records:
             given = record.get("duals", {})
             if "*" in given:
                 now = dict.fromkeys(now, given["*"].get(resource, 0.0))
-            for client in set(map(str, now)) & set(given):
-                now[int(client)] = given[client].get(resource, 0.0)
+            asked = {int(c): own.get(resource, 0.0) for c, own in given.items() if c != "*"}
+            known = {c: dual for c, dual in asked.items() if c in now}
+            if shared and known:
+                now = dict.fromkeys(now, next(iter(known.values())))
+            now |= known
             found.setdefault(int(record["round"]), []).extend(now.values())
     return {round: (fmean(x), min(x), max(x)) for round, x in sorted(found.items()) if x}
