@@ -142,6 +142,17 @@ def test_compare_for_robustness_trains_each_condition_and_goes_on(tmp_path):
         (["resume", "nowhere"], "no run is here"),
         (["report", "nowhere"], "no run folder is here"),
         (["presets", "nothing"], "no preset is named"),
+        (["run", "fedavg", "--set", "name=../x"], "name = '../x': a folder is called so"),
+        (["compare", "fedavg", "--set", "name=..", "--out", "c"], "name = '..': a folder is"),
+        (["run", "fedavg", "--out", ""], "an argument is empty"),
+        (["report", ""], "an argument is empty"),
+        (["run", "planner", "--set", "budget.uplink='1 kB'"], "did you mean communication? known"),
+        (["run", "fedavg", "--set", "codec.name=topk0%"], "codec.name: codec 'topk0%': the perc"),
+        (["reproduce", "theory", "--set", "a=1"], "--set a=1 would change nothing"),
+        (["reproduce", "cafl", "--quick", "--set", "a=1"], "--set a=1 would change nothing"),
+        (["reproduce", "pc-fedavg", "--set", "a=1"], "--set a=1 would change nothing"),
+        (["reproduce", "codecs", "--full"], "--full is for cafl, with training"),
+        (["reproduce", "cafl", "--set", "a=1"], "unknown key a; known are"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(tmp_path, arguments, sentence):
@@ -252,6 +263,24 @@ def test_plan_says_what_fits_or_why_nothing_does(tmp_path):
     )
     assert none.returncode == 2
     assert "no setting meets memory <= 1 kB; the least is" in none.stderr
+
+
+@pytest.mark.parametrize(
+    ("controller", "limit", "says"),
+    [
+        ("fedpaq", '"1 kB"', "fedpaq: no setting meets communication <= 1 kB; the least is 1."),
+        ("static", '"1 kB"', "static: the knobs in [train] take 27.5 kB of communication"),
+        ("none:policy", "50%", "control.controller = 'none:policy': No module named 'none'"),
+        ("fedpaq", '"3 kB"', "qsgd2"),
+    ],
+)
+def test_plan_is_of_the_controller_that_is_named(controller, limit, says):
+    small = ["data.source=topics", "model.size=1x16", "model.context=16", "train.steps=20"]
+    limits = ["budget.energy=50%", "budget.temperature=", f"budget.communication={limit}"]
+    changes = [*small, *limits, "budget.memory=", f"control.controller={controller}"]
+    done = fedbudget("plan", "planner", *(w for c in changes for w in ("--set", c)))
+    assert done.returncode == (0 if says == "qsgd2" else 2)
+    assert says in (done.stdout or done.stderr)
 
 
 def test_plan_shows_where_the_papers_duals_will_lead():

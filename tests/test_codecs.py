@@ -579,14 +579,31 @@ def test_a_codec_is_a_function_of_vector_and_seed_and_can_be_pickled(name):
 @pytest.mark.parametrize(
     "name",
     [
-        *("", "eden5", "topk%", "topk0%", "topk101%", "topk-1%", "topk1e1%", "topk0.12345678901%"),
-        *("topk60%+", "topk60%+eden5", "topk0%+eden2", "topk60%eden2", "topk60%+ eden2"),
-        *("topk60%+topk10%", "topk60%+topk60%", "topk60%+raw64", "eden2+topk60%"),
-        *("topk33.33%+eden2x", "topk33.3%+eden1.6", "topk60%+eden2\n", "topk60%+eden2+int8"),
+        *("", "eden5", "topk%", "topk-1%", "topk1e1%", "topk60%+", "topk60%+eden5", "topk60%eden2"),
+        *("topk60%+ eden2", "topk60%+topk10%", "topk60%+topk60%", "topk60%+raw64", "eden2+topk60%"),
+        *("topk60%+eden2\n",),
     ],
 )
 def test_an_unknown_name_is_the_users_mistake(name):
     with pytest.raises(UserError, match="unknown; known are raw32"):
+        codecs.named(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("topk0%", "the percentage must be above 0 and at most 100"),
+        ("topk101%", "the percentage must be above 0 and at most 100"),
+        ("topk0%+eden2", "the percentage must be above 0 and at most 100"),
+        ("topk0.12345678901%", "has 18 characters; a frame has room for 16"),
+        ("topk33.33%+eden2x", "has 17 characters"),
+        ("topk33.3%+eden1.6", "has 17 characters"),
+        ("topk60%+eden2+int8", "has 18 characters"),
+        ("eden2+error", "feedback is a setting of its own, codec.feedback"),
+    ],
+)
+def test_a_name_that_is_nearly_one_is_told_what_is_wrong(name, why):
+    with pytest.raises(UserError, match=why):
         codecs.named(name)
 
 

@@ -36,6 +36,22 @@ POLICY = """
 
     def short(costs):
         return None
+
+
+    def boom(costs, budgets, base, cohort):
+        raise ValueError("no such battery")
+
+
+    def deep(costs, budgets, base, cohort):
+        return Controller(dict, lambda s, c: Knobs(99, 1, 1), lambda s, r: s)
+
+
+    def dead(costs, budgets, base, cohort):
+        return Controller(dict, lambda s, c: base, lambda s, r: 1 / 0)
+
+
+    def odd(costs, budgets, base, cohort):
+        return Controller(dict, lambda s, c: base, lambda s, r: {1: 2})
 """
 
 
@@ -92,6 +108,36 @@ def test_each_device_class_has_its_own(here):
 def test_what_is_no_policy_is_refused_in_one_sentence(here, name, why):
     with pytest.raises(UserError, match=f"^control.controller = '{why}"):
         build(made(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("boom", "policy_of_mine:boom': ValueError: no such battery"),
+        (
+            "deep",
+            "policy_of_mine:deep': the controller asks for Knobs.layers=99.* has 3 layer groups",
+        ),
+    ],
+)
+def test_one_that_cannot_work_is_refused_before_a_run_is_replaced(here, name, why):
+    train(made("halving", "rounds=1"), here / "r", show="quiet")
+    before = {p: p.read_bytes() for p in (here / "r").rglob("*") if p.is_file()}
+    with pytest.raises(UserError, match=f"^control.controller = '{why}"):
+        train(made(name), here / "r", overwrite=True, show="quiet")
+    assert {p: p.read_bytes() for p in (here / "r").rglob("*") if p.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("dead", "policy_of_mine:dead', update: ZeroDivisionError: division by zero"),
+        ("odd", "policy_of_mine:odd', update: its state must be plain JSON: a dict whose keys"),
+    ],
+)
+def test_one_that_fails_on_the_way_ends_the_run_in_one_sentence(here, name, why):
+    with pytest.raises(UserError, match=f"^control.controller = '{why}"):
+        train(made(name, "rounds=2", "workers=1"), here / "r", show="quiet")
 
 
 def test_a_name_that_is_unknown_is_compared_with_those_that_are_not():

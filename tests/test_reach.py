@@ -231,6 +231,11 @@ def test_gains_of_the_rules_come_from_the_config():
             "control.thresholds: 'energy >= 1: int8' is no rule; write a res",
         ),
         ('["energy > 1: int9"]', "control.thresholds: codec 'int9' is unknown"),
+        (
+            '["enrgy > 1: int8"]',
+            "control.thresholds: nothing counts 'enrgy'; known are energy, com",
+        ),
+        ('["energy > 1e999: int8"]', "control.thresholds: 'energy > 1e999: int8': the dual must"),
         ('["energy > 1: eden4"]', "the papers' proxies know no codec 'eden4'"),
         ('["energy > 1: nothing"]', "control.thresholds = 'nothing' would send no update at all"),
     ],

@@ -54,11 +54,12 @@ def foretold(courses: Sequence[Course]) -> Iterator[str | Table]:
     """Where the duals of each device class will lead, by forecast."""
     for course in courses:
         yield asked(course.whose, course.budgets, course.known)
-        out = Table(caption=f"by forecast; of {len(course.path)} {course.turn}s")
+        last = len(course.path)
+        ahead = f"of {last} {course.turn}s" if last > 1 else "what the first round begins with"
+        out = Table(caption=f"by forecast; {ahead}")
         names = ("layers", "steps", "batch", "accumulate", "codec", *course.budgets)
         for name in (course.turn, *names):
             out.add_column(name, justify="right")
-        last = len(course.path)
         for turn in sorted({last, *(turn for turn in SHOWN if turn < last)}):
             k, usage, _ = course.path[turn - 1]
             knobs = map(str, (turn, k.layers, k.steps, k.batch, k.accumulate, k.codec))

@@ -48,6 +48,8 @@ Seeds = Annotated[int, typer.Option(min=1, help="Seeds 0, 1, ... for each.")]
 def main() -> None:
     """Entry point: a user's mistake is one sentence and exit code 2."""
     try:
+        if any(given in ("", "--out=") for given in sys.argv[1:]):
+            raise UserError("an argument is empty; is there a variable that is not set?")
         app()
     except UserError as error:
         print(f"fedbudget: {error}", file=sys.stderr)
@@ -107,10 +109,10 @@ def run(
     settings = load(find_config(config), changes)
     show = shown(json, quiet)
     if resume:
-        folder = out or Path("runs") / settings.name
+        folder = out or Path("runs") / settings.folder
         train_or_resume(settings, folder, accept_changes, show)
     else:
-        folder = out or _free(settings.name)
+        folder = out or _free(settings.folder)
         train(settings, folder, overwrite, show=show)
     point_to(folder, show)
 
@@ -184,7 +186,6 @@ def plan(
     """
     with uncollected():
         from fedbudget.build import build_courses, build_search
-        from fedbudget.build.controllers import DUAL
         from fedbudget.choices import explained, foretold
         from fedbudget.config import find_config, load
         from fedbudget.terminal import console, say
@@ -194,17 +195,19 @@ def plan(
         own = settings.control.controller
         warnings: tuple[str, ...] = ()
         with one_thread():  # small work: threads would take longer to meet than to do it
-            if own in DUAL:
+            if own in ("planner", "rotation", "fixed"):
+                parts = explained(*build_search(settings), rows=rows)
+            else:
                 courses, warnings = build_courses(settings)
                 parts = foretold(courses)
-            else:
-                parts = explained(*build_search(settings), rows=rows)
     for part in parts:
         say(part) if isinstance(part, str) else console().print(part)
     for warning in warnings:
         say(warning)
-    if own not in ("planner", "rotation", *DUAL):
-        say(f"This is what the planner would do; control.controller = {own!r} decides by itself.")
+    if own == "fixed":
+        say(
+            "This is what the planner would do; control.controller = 'fixed' keeps the knobs in [train]."
+        )
 
 
 @app.command()

@@ -72,6 +72,16 @@ class Config(Table):
     fleet: FleetTable = FleetTable()
     privacy: PrivacyTable = PrivacyTable()
 
+    @property
+    def folder(self) -> str:
+        """The name, where a folder is to be called so."""
+        name = self.name
+        if name in ("", ".", "..") or not name.isprintable() or any(c in name for c in "/\\"):
+            raise UserError(
+                f"name = {name!r}: a folder is called so; take a name without slashes, or give --out"
+            )
+        return name
+
     @model_validator(mode="after")
     def _fits(self) -> "Config":
         dealt = self.data.partition != "key" and ":" not in self.data.source

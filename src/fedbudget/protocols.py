@@ -33,7 +33,7 @@ def plan_runs(
                 if suffix:
                     named = f"name={json.dumps(settings.name + suffix)}"
                     settings = load(path, [*changed, f"seed={seed}", named])
-                every[out / settings.name / f"seed-{seed}"] = settings
+                every[out / settings.folder / f"seed-{seed}"] = settings
     if len(every) < sum(map(len, conditions.values())) * seeds or len(conditions) < len(paths):
         raise UserError("compare: two configs have the same name; give them different ones")
     return every

@@ -18,9 +18,9 @@ from fedbudget.build.algorithms import (
     step_rule,
     step_warning,
 )
-from fedbudget.build.controllers import of_kinds, search, turns
+from fedbudget.build.controllers import DUAL, of_kinds, search, turns
 from fedbudget.build.materials import data_and_model, imported
-from fedbudget.build.outlook import Course, courses, outlook
+from fedbudget.build.outlook import Course, courses, first_rounds, outlook
 from fedbudget.build.privacy import noise_warning, privacy
 from fedbudget.build.sets import constraint_sets
 from fedbudget.build.worlds import bearable, selected, working, world
@@ -203,13 +203,17 @@ def build_search(
 
 
 def build_courses(config: Config) -> tuple[list[Course], tuple[str, ...]]:
-    """What a controller of the papers will do, for `plan`, and what there is to warn of."""
-    ready = prepare(config, parts=False)
+    """What a controller of the papers will do, for `plan`, and what there is to warn of; of others,
+    what they begin with."""
+    papers = config.control.controller in DUAL
+    ready = prepare(config, parts=not papers)
     if not ready.limits:
         raise UserError("plan: the config names no budget; add some to [budget]")
-    about = config, ready.base, ready.kinds, ready.limits, len(ready.clients)
-    warnings = outlook(*about)
-    return courses(*about), warnings
+    about = config, ready.base, ready.kinds, ready.limits
+    if not papers:
+        return first_rounds(*about), ()
+    warnings = outlook(*about, len(ready.clients))
+    return courses(*about, len(ready.clients)), warnings
 
 
 def budgets(config: Config, kinds: Sequence[Costs], base: Knobs) -> list[dict[str, float]]:

@@ -10,12 +10,13 @@ from fedbudget.config import Config
 from fedbudget.control.adaptive import adaptive
 from fedbudget.control.classes import by_class
 from fedbudget.control.cocofl import cocofl
-from fedbudget.control.controller import Controller, fixed
+from fedbudget.control.controller import Controller, fixed, possible
 from fedbudget.control.deadzones import one_sided, two_sided
 from fedbudget.control.duals import Rule, ascent, augmented_lagrangian, log_barrier, nupi
 from fedbudget.control.fedpaq import fedpaq
 from fedbudget.control.frontier import Grid, Progress
 from fedbudget.control.heterofl import heterofl
+from fedbudget.control.own import guarded, within
 from fedbudget.control.paper import clamped, dual_controller
 from fedbudget.control.planner import Search, planner
 from fedbudget.control.policies import (
@@ -35,6 +36,7 @@ from fedbudget.resources.budget import each_class, of_client
 from fedbudget.resources.costs import Costs
 from fedbudget.tables import Control
 from fedbudget.types import Knobs
+from fedbudget.units import UNITS
 
 DUAL = ("cafl-l", "cafl", "clamped")
 """the papers' controllers"""
@@ -115,14 +117,16 @@ def _own(
 ) -> Controller:
     """A controller of the user's: `package.module:function`, as `fedbudget.train` takes it."""
 
+    where = f"control.controller = {name!r}"
+
     def made(budgets: dict[str, float]) -> Controller:
-        given = call(name, "control.controller", known, budgets, base, cohort)
+        given = within(where, call, name, "control.controller", known, budgets, base, cohort)
         if not isinstance(given, Controller):
-            raise UserError(
-                f"control.controller = {name!r}: it must return a Controller, not a "
-                f"{type(given).__name__}"
-            )
-        return given
+            raise UserError(f"{where}: it must return a Controller, not a {type(given).__name__}")
+        own = guarded(given, where)
+        with about(where):  # before anything is written
+            possible({0: own.knobs(own.init(), 0)}, known.layout.depth)
+        return own
 
     return _by_class(each_class(limits, made))
 
@@ -131,12 +135,23 @@ def _by_class(own: list[Controller]) -> Controller:
     return by_class(own) if len(own) > 1 else own[0]
 
 
-def compression_of(control: Control) -> tuple[Sequence[Threshold], Mapping[int, str]]:
+def compression_of(control: Control, known: Costs) -> tuple[Sequence[Threshold], Mapping[int, str]]:
     """The rule for q, and the codec of each level."""
     where = "control.thresholds"
     thresholds, codecs = read_rules(control.thresholds, where)
+    counted = [*UNITS, *(own.name for own in known.own)]
+    for threshold in thresholds:
+        if threshold.resource not in counted:
+            raise UserError(
+                f"{where}: nothing counts {threshold.resource!r}; known are {', '.join(counted)}"
+            )
     for codec in codecs.values():
         chosen(codec, where)
+        if control.sparsify and codec.startswith("topk"):
+            raise UserError(
+                f"{where}: {codec} sends a top fraction already, which is what control.sparsify adds; "
+                "take one of the two"
+            )
     return thresholds, codecs
 
 
@@ -155,7 +170,7 @@ def _clamped(
                 f"control.{key} = {given!r}: clamped has a step, a zone and a smoothing of its own, for "
                 "the whole cohort; leave it out, or take controller = 'cafl'"
             )
-    thresholds, codecs = compression_of(control)
+    thresholds, codecs = compression_of(control, known)
     controller = partial(
         clamped,
         base,
@@ -183,7 +198,7 @@ def _duals(
         raise UserError(
             "control.per = 'cohort': device classes have limits of their own; take class"
         )
-    thresholds, codecs = compression_of(control)
+    thresholds, codecs = compression_of(control, known)
     controller = partial(
         dual_controller,
         base,

@@ -16,7 +16,7 @@ from fedbudget.config import Config
 from fedbudget.control.frontier import SLACK, why_not, within
 from fedbudget.control.paper import Simulated, simulate
 from fedbudget.control.policies import PRICED, reachable
-from fedbudget.errors import UserError
+from fedbudget.errors import UserError, about
 from fedbudget.resources.budget import named_class
 from fedbudget.resources.costs import Costs
 from fedbudget.summary import LAST
@@ -87,9 +87,9 @@ def out_of_reach(config: Config, knobs: Knobs, kinds: Sequence[Costs], limits: L
         return ""
     base = base_of(name, knobs)
     clamped = name == "clamped"
-    thresholds, codecs = compression_of(control)
     for i, budgets in enumerate(limits):
         known = kinds[i % len(kinds)]
+        thresholds, codecs = compression_of(control, known)
         priced = {r: b for r, b in budgets.items() if r in PRICED}
         reach = partial(
             reachable,
@@ -132,6 +132,21 @@ def courses(
         alone = controller(config, knobs, known, [dict(budgets)], known.layout.depth, 1)
         path = simulate(alone, known.expected, min(rounds, FORESEEN), known.accounting)
         found.append(Course(named_class(i, len(limits)), turn, path, budgets, known))
+    return found
+
+
+def first_rounds(
+    config: Config, knobs: Knobs, kinds: Sequence[Costs], limits: Limits
+) -> list[Course]:
+    """Of a controller that has no duals: what each device class begins with, alone."""
+    found = []
+    for i, budgets in enumerate(limits):
+        known = kinds[i % len(kinds)]
+        whose = named_class(i, len(limits))
+        with about(whose):
+            alone = controller(config, knobs, known, [dict(budgets)], known.layout.depth, 1)
+        path = simulate(alone, known.expected, 1, known.accounting)
+        found.append(Course(whose, "round", path, budgets, known))
     return found
 
 

@@ -47,10 +47,16 @@ def named(name: str) -> Codec:
     if name in _NAMED:
         return _NAMED[name]
     parts = re.fullmatch(r"topk(\d+(?:\.\d+)?)%(?:\+(.+))?", name, re.ASCII)
-    if parts and len(name) <= _NAME_BYTES and 0 < Fraction(parts[1]) <= 100:
-        inner = _DENSE.get(parts[2] or "raw32")
-        if inner is not None:
-            return topk(Fraction(parts[1]), inner)
+    if parts and len(name) > _NAME_BYTES:
+        raise UserError(
+            f"codec {name!r} has {len(name)} characters; a frame has room for {_NAME_BYTES}"
+        )
+    if parts and not 0 < Fraction(parts[1]) <= 100:
+        raise UserError(f"codec {name!r}: the percentage must be above 0 and at most 100")
+    if parts and (inner := _DENSE.get(parts[2] or "raw32")) is not None:
+        return topk(Fraction(parts[1]), inner)
+    if name.rpartition("+")[2] in ("error", "momentum"):
+        raise UserError(f"codec {name!r}: feedback is a setting of its own, codec.feedback")
     raise UserError(
         f"codec {name!r} is unknown; known are {', '.join(n for n in CODECS if n != NOTHING)}, "
         "topkP% for 0 < P <= 100, and "

@@ -249,6 +249,7 @@ def simulate(
         knobs = controller.knobs(state, 0)
         usage = usage_of_knobs(knobs)
         history.append(Simulated(knobs, usage, duals_of(state, 0)))
-        reply = Reply(run=0, round=number, client=0, usage={accounting: usage})
-        state = controller.update(state, [reply])
+        if number < rounds:
+            reply = Reply(run=0, round=number, client=0, usage={accounting: usage})
+            state = controller.update(state, [reply])
     return history

@@ -6,7 +6,7 @@ A resource that has no dual counts as 0.
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import ceil, floor
+from math import ceil, floor, inf
 from typing import NamedTuple
 
 from fedbudget.errors import UserError
@@ -144,6 +144,8 @@ def read_rules(rules: Sequence[str], where: str) -> tuple[tuple[Threshold, ...],
     parsed = [parts.groups() for parts in found if parts]
     names = [CODECS[0], *dict.fromkeys(codec for _, _, codec in parsed)]
     levels = tuple(Threshold(names.index(c, 1), r, float(above)) for r, above, c in parsed)
+    if far := [rule for rule, level in zip(rules, levels, strict=True) if level.above == inf]:
+        raise UserError(f"{where}: {far[0]!r}: the dual must be finite")
     return levels, dict(enumerate(names))
 
 

@@ -84,7 +84,7 @@ server = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     torch.set_num_threads(1)
     settings = settings_of(context.run_config)
-    out = Path(str(context.run_config.get("out") or f"runs/{settings.name}"))
+    out = Path(str(context.run_config.get("out") or f"runs/{settings.folder}"))
     train_all({out: settings}, partial(_on, grid))
 
 
@@ -113,7 +113,7 @@ def _made(run: str, node: str) -> Device:
     file = str(about["config"]) if "config" in about else ""
     host, own_budget = _host(run, file)
     disk = Path(str(about.get("state") or platformdirs.user_state_path("fedbudget")))
-    shelf = Shelf(disk.expanduser() / f"{settings.name}-{host.plan.run:016x}")
+    shelf = Shelf(disk.expanduser() / f"{settings.folder}-{host.plan.run:016x}")
     controller = host.plan.controller if own_budget else None
     return Device(host, client, controller, shelf, private=True)
 

@@ -13,10 +13,19 @@ def reproduce(
     what: str, out: Path, seeds: int, quick: bool, full: bool, overrides: Sequence[str]
 ) -> list[str]:
     """Tables and figures into `out`; the lines to print."""
+    trains = not (what == "theory" or (what == "cafl" and quick))
+    if full and not (trains and what == "cafl"):
+        raise UserError(f"reproduce {what}: --full is for cafl, with training")
+    if overrides and not (trains and what != "pc-fedavg"):
+        raise UserError(
+            f"reproduce {what}{' --quick' if quick else ''}: --set {overrides[0]} would change nothing; "
+            "it is for cafl (with training), policies and codecs"
+        )
     match what:
         case "cafl":
             from fedbudget.reproduce import cafl, trained
 
+            trained.check(full, overrides)
             lines = cafl.run(out)
             if quick:
                 return lines

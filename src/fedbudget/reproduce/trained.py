@@ -145,6 +145,12 @@ def measure(group: Group, overrides: Sequence[str]) -> Measure:
     return Measure(ready.known, limits)
 
 
+def check(full: bool, overrides: Sequence[str]) -> None:
+    """That every case can be read with them, before anything is written."""
+    for group in (SMALL, LARGE) if full else (SMALL,):
+        plan(group, 1, overrides, Path())
+
+
 def plan(group: Group, seeds: int, overrides: Sequence[str], out: Path) -> dict[Path, Config]:
     """Folder -> config: OUT/training/NAME/seed-i. A seed of every case, then the next seed."""
     return {

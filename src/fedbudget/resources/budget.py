@@ -1,7 +1,7 @@
 """Budgets: amounts as the user wrote them, and as numbers once FedAvg's own usage is known."""
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from fedbudget.errors import UserError, about
@@ -22,7 +22,21 @@ def read(table: Mapping[str, str | float], own: Sequence[Resource] = ()) -> dict
     if not table:
         raise UserError(f"budget: name at least one resource, such as {', '.join(UNITS)}")
     units = {resource.name: resource.unit for resource in own}
+    for name in table:
+        if name not in UNITS and name not in units:
+            raise nothing_counts(name, [*UNITS, *units])
     return {name: parse(text, name, unit=units.get(name, "")) for name, text in table.items()}
+
+
+def nothing_counts(
+    resource: str, known: Iterable[str], what: str = "nothing counts it"
+) -> UserError:
+    """What to tell who names a resource that is none, with the one that was meant if it can be told."""
+    near = {"uplink": ["communication"], "heat": ["temperature"]}.get(resource)
+    known = list(known)
+    near = near or difflib.get_close_matches(resource, known, 1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return UserError(f"budget.{resource}: {what}; {hint}known are {', '.join(known)}")
 
 
 def read_classes(budget: Any, own: Sequence[Resource] = ()) -> list[dict[str, Amount]]:
@@ -68,15 +82,8 @@ def resolve(
     found: dict[str, float] = {}
     for resource, amount in amounts.items():
         if resource not in reference:
-            near = {"uplink": ["communication"], "heat": ["temperature"]}.get(resource)
-            near = near or difflib.get_close_matches(resource, reference, 1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            what = (
-                "the papers' proxies do not know it"
-                if accounting == "paper"
-                else "nothing counts it"
-            )
-            raise UserError(f"budget.{resource}: {what}; {hint}known are {', '.join(reference)}")
+            what = "the papers' proxies do not know it"
+            raise nothing_counts(resource, reference, *([what] if accounting == "paper" else []))
         unitless = accounting == "paper" and resource != "communication"
         if unitless and amount.kind in ("si", "celsius"):
             raise UserError(
