@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedbudget import config
-from fedbudget.build import build
+from fedbudget.build import build, prepare
 from fedbudget.config import Config, find_config, load, presets, to_toml, validate
 from fedbudget.errors import UserError
 
@@ -242,3 +242,13 @@ def test_every_dual_rule_can_be_named(rule):
     budget = {"energy": "50%"}
     control = {"controller": "cafl", "rule": rule, "zone": "two-sided", "preserve_tokens": False}
     build(small(budget=budget, control=control, train={"cohort": 2}))
+
+
+def test_a_model_that_memory_does_not_hold_is_refused(monkeypatch):
+    def too_large(*_):
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:121] can't allocate memory: you tried")
+
+    monkeypatch.setattr("fedbudget.build.FlatModel", too_large)
+    small = load(find_config("fedavg"), ["data.source=topics"])
+    with pytest.raises(UserError, match="^model: there is not enough memory here"):
+        prepare(small)

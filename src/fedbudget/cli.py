@@ -1,6 +1,7 @@
 """The command line. Torch is imported only by commands that need it."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -60,6 +61,7 @@ def main() -> None:
         )
         sys.exit(2)
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever presses on is heard already
         print("fedbudget: stopped; finished rounds are kept", file=sys.stderr)
         sys.exit(130)  # as shells have it
 

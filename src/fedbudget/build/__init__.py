@@ -67,8 +67,13 @@ def prepare(config: Config, parts: bool = True) -> Prepared:
     train = config.train
     if train.cohort > len(clients):
         raise UserError(f"train.cohort = {train.cohort}, but there are {len(clients)} clients")
-    with seeds.torch_seeded(config.seed, 0, seeds.SERVER, "init"):
-        model = FlatModel(make_model(), tuple(config.model.layers) or None)
+    try:
+        with seeds.torch_seeded(config.seed, 0, seeds.SERVER, "init"):
+            model = FlatModel(make_model(), tuple(config.model.layers) or None)
+    except RuntimeError as error:
+        if "allocate" not in str(error):
+            raise
+        raise UserError("model: there is not enough memory here for one of this size") from None
     depth = model.layout.depth
     if train.layers > depth:
         raise UserError(f"train.layers = {train.layers}, but the model has {depth} layer groups")
