@@ -250,5 +250,5 @@ def test_a_model_that_memory_does_not_hold_is_refused(monkeypatch):
 
     monkeypatch.setattr("fedbudget.build.FlatModel", too_large)
     small = load(find_config("fedavg"), ["data.source=topics"])
-    with pytest.raises(UserError, match="^model: there is not enough memory here"):
+    with pytest.raises(UserError, match="there is not enough memory here for one"):
         prepare(small)
