@@ -116,6 +116,23 @@ def test_two_checkpoints_are_kept_and_a_damaged_one_falls_back(tmp_path):
         folder.load_checkpoint(lambda text: None)
 
 
+def test_other_files_beside_checkpoints_cost_none_of_them_and_stay(tmp_path):
+    """Nor do damaged checkpoints of later rounds, behind which the run went back."""
+    go(text_plan(rounds=4), tmp_path / "r", after=1)
+    folder = RunFolder(tmp_path / "r")
+    names = ("round-best", "round-old", "round-1", "round-00000008", "round-00000009")
+    others = [folder.checkpoint_folder / f"{name}.safetensors" for name in names]
+    for other in others:
+        other.write_bytes(b"mine")
+    heard = []
+    start = folder.load_checkpoint(heard.append)
+    assert start.state.round == len(heard) - 1 == 1
+    go(text_plan(rounds=4), None, start=start, folder=folder)
+    assert all(other.read_bytes() == b"mine" for other in others)
+    own = sorted(p.name for p in folder.checkpoint_folder.iterdir() if p not in others)
+    assert own == ["round-00000003.safetensors", "round-00000004.safetensors"]
+
+
 def test_a_run_is_not_overwritten_by_mistake(tmp_path):
     RunFolder.create(tmp_path / "r", "a = 1")
     with pytest.raises(UserError, match="already holds a run"):

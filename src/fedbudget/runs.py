@@ -11,6 +11,7 @@ clients/             what the nodes of a Flower simulation keep from round to ro
 
 import json
 import os
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -42,6 +43,7 @@ OUTPUTS = (
     *("model.safetensors", "personal.safetensors"),
     *("facts.json", "summary.json", "rounds.jsonl"),
 )
+CHECKPOINT = re.compile(r"round-\d{8}\.safetensors", re.ASCII)
 KINDS = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -138,8 +140,9 @@ class RunFolder:
         return read_records(self.rounds_file)
 
     def checkpoints(self) -> list[Path]:
-        """Newest first."""
-        return sorted(self.checkpoint_folder.glob("round-*.safetensors"), reverse=True)
+        """Newest first; other files beside them are the user's."""
+        every = self.checkpoint_folder.glob("round-*.safetensors")
+        return sorted((p for p in every if CHECKPOINT.fullmatch(p.name)), reverse=True)
 
     def save_checkpoint(self, state: State, clients: Mapping[int, Versions]) -> None:
         """The server's state, and what each client keeps for its next round."""
@@ -161,8 +164,10 @@ class RunFolder:
         text = json.dumps(meta)
         about = {"fedbudget": text, "crc32": str(zlib.crc32(text.encode()))}
         body = pieces(tensors, about)  # clients' states may be larger than the memory
-        write(self.checkpoint_folder / f"round-{state.round:08d}.safetensors", *body)
-        for old in self.checkpoints()[KEPT:]:
+        file = self.checkpoint_folder / f"round-{state.round:08d}.safetensors"
+        write(file, *body)
+        # damaged ones of later rounds do not count: the run has gone back behind them
+        for old in [p for p in self.checkpoints() if p.name <= file.name][KEPT:]:
             old.unlink()
 
     def load_checkpoint(self, warn: Callable[[str], None]) -> Checkpoint | None:
