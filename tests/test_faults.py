@@ -574,6 +574,32 @@ def test_damaged_records_are_told_not_trained_over(copied, monkeypatch, capsys):
         assert (run / "rounds.jsonl").read_bytes() == bad
 
 
+def everything(run: Path) -> dict[Path, bytes]:
+    return {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
+
+
+def edited(run: Path, *changes: tuple[str, str]) -> None:
+    """As a user does it, in the folder of the run."""
+    text = (run / "config.toml").read_text()
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    (run / "config.toml").write_text(text)
+
+
+def test_fewer_rounds_than_are_done_are_refused(copied, monkeypatch, capsys):
+    run, expected = copied
+    edited(run, ("rounds = 4 ", "rounds = 3 "))
+    before = everything(run)
+    code, out, err = command(monkeypatch, capsys, "resume", run)
+    assert (code, err.count("\n"), out) == (2, 1, "")
+    assert f"{run / 'config.toml'} asks for 3 rounds, but 4 are done" in err
+    assert everything(run) == before
+    edited(run, ("rounds = 3 ", "rounds = 4 "))
+    code, _, err = command(monkeypatch, capsys, "resume", run)
+    assert (code, err, outcome(run)) == (0, "", expected)
+
+
 FILES = ["config.toml", "rounds.jsonl", "round-00000002", "model.safetensors", "summary.json"]
 
 

@@ -110,6 +110,7 @@ def _go_on(
         else:
             if changed and (problem := misfit(start.state, plan, changed)):
                 raise UserError(f"{folder.path} cannot go on with {_told(changed)}: {problem}")
+            _enough(folder.config_file, plan.rounds, start.state.round)
             folder.cut_back(start.state.round)
         # other settings are another run to a tracker, with the rounds so far
         trackers = named(settings.track, folder.path, folder.records(), bool(changed), _warn)
@@ -138,6 +139,14 @@ def misfit(state: State, plan: Plan, changed: Mapping[str, str]) -> str | None:
     if any(k.startswith("privacy.") or k in told for k in changed):
         return "its records do not say that earlier rounds had other noise"
     return None
+
+
+def _enough(config: Path, rounds: int, done: int) -> None:
+    if done > rounds:
+        raise UserError(
+            f"{config} asks for {rounds} rounds, but {done} are done; set rounds to what they "
+            f"were, at least to {done}"
+        )
 
 
 def _told(changed: Mapping[str, str]) -> str:
