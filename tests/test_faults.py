@@ -6,6 +6,7 @@
 import os
 import random
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -591,13 +592,58 @@ def test_fewer_rounds_than_are_done_are_refused(copied, monkeypatch, capsys):
     run, expected = copied
     edited(run, ("rounds = 4 ", "rounds = 3 "))
     before = everything(run)
-    code, out, err = command(monkeypatch, capsys, "resume", run)
-    assert (code, err.count("\n"), out) == (2, 1, "")
-    assert f"{run / 'config.toml'} asks for 3 rounds, but 4 are done" in err
-    assert everything(run) == before
+    for _ in ("now", "by a version that did not keep the settings in facts.json"):
+        code, out, err = command(monkeypatch, capsys, "resume", run)
+        assert (code, err.count("\n"), out) == (2, 1, "")
+        assert f"{run / 'config.toml'} asks for 3 rounds, but 4 are done" in err
+        assert everything(run) == before
+        (run / "facts.json").unlink(missing_ok=True)
+        before = everything(run)
     edited(run, ("rounds = 3 ", "rounds = 4 "))
     code, _, err = command(monkeypatch, capsys, "resume", run)
     assert (code, err, outcome(run)) == (0, "", expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told", "advice"),
+    [
+        ([("lr = 0.001 ", "lr = 0.5 ")], "train.lr: 0.001 -> 0.5", "or accept it: fedbudget "),
+        ([("rounds = 4 ", "rounds = 5 ")], "rounds: 4 -> 5", "or accept it: fedbudget "),
+        ([("clients = 4 ", "clients = 3 ")], "data.clients: 4 -> 3", "there are 3 clients now"),
+    ],
+)
+def test_a_config_that_was_edited_is_not_resumed_in_silence(
+    copied, changes, told, advice, monkeypatch, capsys
+):
+    run, expected = copied
+    folder = RunFolder(run)
+    folder.checkpoints()[0].unlink()  # go back to round 3
+    original = folder.config_file.read_text()
+    edited(run, *changes)
+    before = everything(run)
+    code, out, err = command(monkeypatch, capsys, "resume", run)
+    assert (code, err.count("\n"), out) == (2, 1, "")
+    assert f"{run / 'config.toml'} was changed since the run was made: {told}; put it back" in err
+    assert advice in err
+    assert everything(run) == before
+    if "accept it: fedbudget " in advice:
+        accept = shlex.split(err.partition("accept it: fedbudget ")[2])
+        copy = run.with_name("copy")
+        shutil.copytree(run, copy)
+        accept = [word.replace(str(run), str(copy)) for word in accept]
+        code, out, err = command(monkeypatch, capsys, *accept)
+        assert (code, "round 4/" in out, "round 3/" in out) == (0, True, False), err
+        code, out, err = command(monkeypatch, capsys, "resume", copy)
+        assert (code, "is finished" in out, err) == (0, True, "")
+    # the config that it was made with heals it, and so does putting it back
+    code, _, err = command(monkeypatch, capsys, "run", "fedavg.toml", "--resume", "--out", run)
+    assert (code, err, outcome(run)) == (0, "", expected)
+    assert folder.config_file.read_text() == original
+    code, out, _ = command(monkeypatch, capsys, "resume", run)
+    assert (code, "is finished: 4 rounds" in out) == (0, True)
+    edited(run, ("lr = 0.001 ", "lr = 0.5 "))
+    code, _, err = command(monkeypatch, capsys, "resume", run)
+    assert (code, "put it back, for the run cannot go on so: it is finished" in err) == (2, True)
 
 
 FILES = ["config.toml", "rounds.jsonl", "round-00000002", "model.safetensors", "summary.json"]

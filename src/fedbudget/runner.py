@@ -83,8 +83,8 @@ def execute(
 ) -> dict[str, Any]:
     """Train to the end or until asked to stop; returns the summary it wrote.
 
-    Callbacks hear of a round when its record and checkpoint are written; `config` is for them. To
-    close them is the caller's.
+    Callbacks hear of a round when its record and checkpoint are written; `config` is for them and
+    for who resumes the run. To close them is the caller's.
     """
     model = plan.build_model()
     begin = start.state if start else rounds.first_state(plan)
@@ -98,7 +98,7 @@ def execute(
         about = {**about, "engine": clients.kind}
         more = {"rounds": plan.rounds, "budgets": plan.budgets, "layers": model.layout.titles}
         known = {**about, **more, "command": command}
-        folder.save_facts(known)
+        folder.save_facts({**known, "config": config} if config else known)
         for callback in callbacks:
             place = {"folder": str(folder.path), "done": begin.round}
             callback.start(plain({**known, **place}), config or {})

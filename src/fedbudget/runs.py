@@ -1,7 +1,8 @@
 """The run folder: complete at any moment, whatever kills the run.
 
 config.toml          the whole configuration, resolved
-facts.json           what a reader of the records must know, written before the first round
+facts.json           what a reader of the records must know, and the settings as they are trained
+                     with, written before the first round
 rounds.jsonl         a line a round, flushed
 checkpoint/          the last two states
 model.safetensors    the final model, by the module's own names
@@ -221,10 +222,17 @@ class RunFolder:
 
     def save_facts(self, facts: Mapping[str, Any]) -> None:
         """A run that goes on keeps the command it was begun with."""
-        file = self.path / "facts.json"
-        with suppress(OSError, ValueError, TypeError, KeyError):
-            facts = {**facts, "command": json.loads(file.read_text())["command"]}
-        write(file, (json.dumps(plain(facts), indent=2, allow_nan=False) + "\n").encode())
+        kept = {key: told for key, told in self.facts().items() if key == "command"}
+        text = json.dumps(plain({**facts, **kept}), indent=2, allow_nan=False)
+        write(self.path / "facts.json", (text + "\n").encode())
+
+    def facts(self) -> dict[str, Any]:
+        """Nothing where they are missing or damaged."""
+        try:
+            known = json.loads((self.path / "facts.json").read_text())
+        except (OSError, ValueError):
+            return {}
+        return known if isinstance(known, dict) else {}
 
     def forget_summary(self) -> None:
         """The run is not finished any more."""

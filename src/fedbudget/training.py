@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from fedbudget import epsilon
 from fedbudget.build import build, own_workers
 from fedbudget.callbacks import Callback, closing, guarded
-from fedbudget.config import Config, differences, load, to_toml
+from fedbudget.config import Config, differences, load, to_toml, validate
 from fedbudget.engines.choose import choose
 from fedbudget.engines.engine import Engine
 from fedbudget.errors import UserError
@@ -64,6 +64,8 @@ def resume(
     settings = load(path / "config.toml")
     if track is not None:
         settings = settings.model_copy(update={"track": list(track)})
+    if edits := differences(same_result(made_with(path)), same_result(settings)):
+        raise UserError(_edited(settings, RunFolder(path), edits))
     if complete(path):
         say(f"{path} is finished: {settings.rounds} rounds", show)
         return
@@ -81,7 +83,7 @@ def train_or_resume(
     if not (path / "config.toml").is_file():
         train(settings, path, show=show)
         return
-    before = load(path / "config.toml")
+    before = made_with(path)
     changed = differences(same_result(before), same_result(settings))
     if changed and not accept_changes:
         raise UserError(
@@ -116,7 +118,12 @@ def _go_on(
         trackers = named(settings.track, folder.path, folder.records(), bool(changed), _warn)
         if changed:
             folder.forget_summary()  # before the new config, beside which it would not be true
+        if changed or same_result(load(folder.config_file)) != same_result(settings):
             folder.save_config(to_toml(settings))
+            if (
+                known := folder.facts()
+            ):  # killed before the first round, it was accepted all the same
+                folder.save_facts({**known, "config": settings.model_dump(mode="json")})
         _finish(plan, settings, folder, trackers, start, where, show)
 
 
@@ -139,6 +146,22 @@ def misfit(state: State, plan: Plan, changed: Mapping[str, str]) -> str | None:
     if any(k.startswith("privacy.") or k in told for k in changed):
         return "its records do not say that earlier rounds had other noise"
     return None
+
+
+def _edited(settings: Config, folder: RunFolder, edits: Mapping[str, str]) -> str:
+    """Why `resume` does not go on: its config.toml does not say what the run was made with."""
+    problem = None
+    if complete(folder.path):
+        problem = None if "rounds" in edits else "it is finished"
+    if start := folder.load_checkpoint(_warn):
+        _enough(folder.config_file, settings.rounds, start.state.round)
+        problem = problem or misfit(start.state, _plan(settings), edits)
+    config, path = quoted(folder.config_file), quoted(folder.path)
+    accept = f", or accept it: fedbudget run {config} --resume --accept-changes --out {path}"
+    return (
+        f"{folder.config_file} was changed since the run was made: {_told(edits)}; put it back"
+        + (f", for the run cannot go on so: {problem}" if problem else accept)
+    )
 
 
 def _enough(config: Path, rounds: int, done: int) -> None:
@@ -186,6 +209,15 @@ def train_all(every: Mapping[Path, Config], where: Where | None = None) -> None:
 def same_result(settings: Config) -> Config:
     """Without what changes how a run is done but not a bit of what comes out."""
     return settings.model_copy(update={"workers": 0, "checkpoint_every": 1, "track": []})
+
+
+def made_with(path: Path) -> Config:
+    """What a run's config.toml said when it was made; of older runs, what it says now."""
+    known = RunFolder(path).facts().get("config")
+    if isinstance(known, dict):
+        with suppress(UserError):  # of a version that had other keys
+            return validate(known, str(path))
+    return load(path / "config.toml")
 
 
 def complete(path: Path) -> bool:
