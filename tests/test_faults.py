@@ -3,6 +3,7 @@
 `docs/reliability.md` lists them; each names the test that proves it.
 """
 
+import json
 import os
 import random
 import re
@@ -573,6 +574,30 @@ def test_damaged_records_are_told_not_trained_over(copied, monkeypatch, capsys):
         assert (code, err.count("\n")) == (2, 1)
         assert "the checkpoint is of round 4, but" in err
         assert (run / "rounds.jsonl").read_bytes() == bad
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"validation": "x"}, {"validation": {"loss": "x"}}, {"usage": []}, {"wall_s": None}, "wall_s"],
+    ids=str,
+)
+def test_a_record_that_no_run_writes_is_told_before_any_training(
+    copied, wrong, monkeypatch, capsys
+):
+    run, _ = copied
+    RunFolder(run).checkpoints()[0].unlink()  # go back to round 3
+    first, second, *more = RunFolder(run).records()
+    if isinstance(wrong, str):
+        del second[wrong]
+    else:
+        second |= wrong
+    text = "".join(json.dumps(record) + "\n" for record in (first, second, *more))
+    (run / "rounds.jsonl").write_text(text)
+    before = everything(run)
+    code, out, err = command(monkeypatch, capsys, "resume", run)
+    assert (code, err.count("\n"), out) == (2, 1, "")
+    assert f"{run / 'rounds.jsonl'}: the line of round 2 is not what a run writes" in err
+    assert everything(run) == before
 
 
 def everything(run: Path) -> dict[Path, bytes]:

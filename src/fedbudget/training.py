@@ -17,6 +17,7 @@ from fedbudget.engines.engine import Engine
 from fedbudget.errors import UserError
 from fedbudget.plan import Plan
 from fedbudget.progress import Live, watched
+from fedbudget.report.sound import NUMBERS, sound_record
 from fedbudget.rounds import State, first_state
 from fedbudget.runner import Stop, execute, facts
 from fedbudget.runs import Checkpoint, RunFolder
@@ -27,6 +28,8 @@ from fedbudget.tracking.named import check, named
 
 STOPPED = 130
 """exit code of a run that was asked to stop, as shells have it for Ctrl-C"""
+SUMMED = frozenset({*NUMBERS, "usage", "dropped"})
+"""what every record must have for its summary"""
 NAMED = 3
 """differences that a sentence names; the others are counted"""
 
@@ -113,6 +116,7 @@ def _go_on(
             if changed and (problem := misfit(start.state, plan, changed)):
                 raise UserError(f"{folder.path} cannot go on with {_told(changed)}: {problem}")
             _enough(folder.config_file, plan.rounds, start.state.round)
+            _sound(folder, start.state.round)
             folder.cut_back(start.state.round)
         # other settings are another run to a tracker, with the rounds so far
         trackers = named(settings.track, folder.path, folder.records(), bool(changed), _warn)
@@ -170,6 +174,16 @@ def _enough(config: Path, rounds: int, done: int) -> None:
             f"{config} asks for {rounds} rounds, but {done} are done; set rounds to what they "
             f"were, at least to {done}"
         )
+
+
+def _sound(folder: RunFolder, done: int) -> None:
+    """Before any training: can the rounds so far be summed up with those to come?"""
+    for record in folder.records():
+        if record["round"] <= done and not (record.keys() >= SUMMED and sound_record(record)):
+            raise UserError(
+                f"{folder.rounds_file}: the line of round {record['round']} is not what a run "
+                "writes; put the file back, or start the run again with --overwrite"
+            )
 
 
 def _told(changed: Mapping[str, str]) -> str:
