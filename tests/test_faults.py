@@ -600,6 +600,30 @@ def test_a_record_that_no_run_writes_is_told_before_any_training(
     assert everything(run) == before
 
 
+@pytest.mark.parametrize("damage", ["missing", "cut off"])
+def test_the_lost_model_of_a_finished_run_is_written_again(
+    undisturbed, here, damage, monkeypatch, capsys
+):
+    shutil.copytree(undisturbed, here, dirs_exist_ok=True)
+    run, expected = here / "whole", outcome(here / "whole")
+    model = run / "model.safetensors"
+    again = (("resume", run), ("run", "fedavg.toml", "--resume", "--out", run))
+    for arguments in again:
+        model.write_bytes(expected[0][:-5])
+        if damage == "missing":
+            model.unlink()
+        code, out, err = command(monkeypatch, capsys, *arguments)
+        assert (code, "round " in out, outcome(run)) == (0, False, expected)
+        assert err == f"fedbudget: {model} is missing or damaged; it is written again\n"
+    model.unlink()
+    shutil.rmtree(run / "checkpoint")
+    before = everything(run)
+    for arguments in again:
+        code, out, err = command(monkeypatch, capsys, *arguments)
+        assert (code, err.count("\n"), out, everything(run)) == (2, 1, "", before)
+        assert f"{model} is missing or damaged, and no checkpoint is here" in err
+
+
 def everything(run: Path) -> dict[Path, bytes]:
     return {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
 

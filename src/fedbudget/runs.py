@@ -123,6 +123,10 @@ class RunFolder:
         return self.path / "rounds.jsonl"
 
     @property
+    def model_file(self) -> Path:
+        return self.path / "model.safetensors"
+
+    @property
     def checkpoint_folder(self) -> Path:
         return self.path / "checkpoint"
 
@@ -211,7 +215,15 @@ class RunFolder:
         write(self.rounds_file, "".join(json.dumps(r) + "\n" for r in kept).encode())
 
     def save_model(self, tensors: Mapping[str, Tensor]) -> None:
-        write(self.path / "model.safetensors", save(dict(tensors)))
+        write(self.model_file, save(dict(tensors)))
+
+    def has_model(self) -> bool:
+        """Whole, not cut off; its numbers are not looked at."""
+        try:
+            with safe_open(self.model_file, framework="pt"):
+                return True
+        except (SafetensorError, OSError):
+            return False
 
     def save_personal(self, models: Iterable[tuple[int, Mapping[str, Tensor]]]) -> None:
         """Each agent's own model, as `agent number/tensor name`."""

@@ -69,7 +69,7 @@ def resume(
         settings = settings.model_copy(update={"track": list(track)})
     if edits := differences(same_result(made_with(path)), same_result(settings)):
         raise UserError(_edited(settings, RunFolder(path), edits))
-    if complete(path):
+    if finished(path):
         say(f"{path} is finished: {settings.rounds} rounds", show)
         return
     _go_on(settings, RunFolder(path), where, show=show)
@@ -93,7 +93,7 @@ def train_or_resume(
             f"{path} was made with other settings: {_told(changed)}; go on without them, add "
             "--accept-changes, or choose another --out"
         )
-    if complete(path) and settings.rounds == before.rounds:
+    if settings.rounds == before.rounds and finished(path):
         say(f"{path} is finished: {before.rounds} rounds", show)
         return
     _go_on(settings, RunFolder(path), changed=changed, show=show)
@@ -241,6 +241,20 @@ def complete(path: Path) -> bool:
     except ValueError:
         return False  # it is written anew when the run ends
     return isinstance(known, dict) and bool(known.get("complete"))
+
+
+def finished(path: Path) -> bool:
+    """Nothing is left to do. A model that was lost is: the last checkpoint still has it."""
+    folder = RunFolder(path)
+    if not complete(path) or folder.has_model():
+        return complete(path)
+    if not folder.checkpoints():
+        raise UserError(
+            f"{folder.model_file} is missing or damaged, and no checkpoint is here to write it "
+            "again from; put one of them back, or start the run again with --overwrite"
+        )
+    _warn(f"{folder.model_file} is missing or damaged; it is written again")
+    return False
 
 
 def _plan(settings: Config, begun: bool = False) -> Plan:
