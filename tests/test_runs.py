@@ -141,6 +141,26 @@ def test_a_run_is_not_overwritten_by_mistake(tmp_path):
     assert (tmp_path / "r" / "config.toml").read_text() == "a = 2"
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("config.toml", "rounds.jsonl", "summary.json", "facts.json", "model.safetensors"),
+        *("personal.safetensors", "checkpoint/round-00000007.safetensors"),
+    ],
+)
+def test_files_of_the_names_that_a_run_writes_are_kept_unless_told(tmp_path, name):
+    mine = tmp_path / "r" / name
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    with pytest.raises(UserError, match="or add --overwrite"):
+        RunFolder.create(tmp_path / "r", "a = 1")
+    assert [p for p in (tmp_path / "r").rglob("*") if p.is_file()] == [mine]
+    assert mine.read_text() == "mine"
+    RunFolder.create(tmp_path / "r", "a = 1", overwrite=True)
+    assert (tmp_path / "r" / "config.toml").read_text() == "a = 1"
+    assert not mine.exists() or mine.read_text() != "mine"
+
+
 def test_a_folder_that_cannot_be_made_is_explained(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot make the run folder"):

@@ -73,8 +73,7 @@ class RunFolder:
         The config comes last and goes first: a folder with one is a run that can go on.
         """
         folder = RunFolder(path)
-        rounds = folder.rounds_file
-        if folder.config_file.exists() or (rounds.exists() and rounds.stat().st_size):
+        if folder.found():
             if not overwrite:
                 raise UserError(
                     f"{path} already holds a run; go on with it (fedbudget resume {path}), "
@@ -91,11 +90,16 @@ class RunFolder:
                 old.unlink(missing_ok=True)
         try:
             folder.checkpoint_folder.mkdir(parents=True, exist_ok=True)
-            rounds.touch()
+            folder.rounds_file.touch()
         except OSError as error:
             raise UserError(f"{path}: cannot make the run folder: {error.strerror}") from None
         folder.save_config(config)
         return folder
+
+    def found(self) -> list[str]:
+        """What a run here would write over; empty ones are of a run that was never begun."""
+        names = ("config.toml", "checkpoint", *OUTPUTS)
+        return [name for name in names if _filled(self.path / name)]
 
     def save_config(self, config: str) -> None:
         write(self.config_file, config.encode())
@@ -271,6 +275,12 @@ def pieces(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> Iterator[
     yield len(text).to_bytes(8, "little") + text
     for tensor in tensors.values():
         yield tensor.numpy().reshape(-1).view(np.uint8).data
+
+
+def _filled(path: Path) -> bool:
+    if path.is_dir():
+        return any(path.iterdir())
+    return path.exists() and path.stat().st_size > 0
 
 
 def _locked(name: Path) -> int:
