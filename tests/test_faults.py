@@ -600,6 +600,21 @@ def test_a_record_that_no_run_writes_is_told_before_any_training(
     assert everything(run) == before
 
 
+def test_without_its_config_no_advice_leads_back_to_itself(copied, monkeypatch, capsys):
+    run, expected = copied
+    (run / "config.toml").unlink()
+    before = everything(run)
+    code, _, err = command(monkeypatch, capsys, "resume", run)
+    assert (code, "no run is here (config.toml is missing)" in err) == (2, True)
+    for option in ([], ["--resume"]):
+        code, _, err = command(monkeypatch, capsys, "run", "fedavg.toml", "--out", run, *option)
+        assert (code, err.count("\n"), "fedbudget resume" in err) == (2, 1, False)
+        assert "but no config.toml, so no run can go on there; choose another --out" in err
+        assert everything(run) == before
+    code, _, err = command(monkeypatch, capsys, "run", "fedavg.toml", "--out", run, "--overwrite")
+    assert (code, err, outcome(run)) == (0, "", expected)
+
+
 @pytest.mark.parametrize("damage", ["missing", "cut off"])
 def test_the_lost_model_of_a_finished_run_is_written_again(
     undisturbed, here, damage, monkeypatch, capsys

@@ -73,11 +73,13 @@ class RunFolder:
         The config comes last and goes first: a folder with one is a run that can go on.
         """
         folder = RunFolder(path)
-        if folder.found():
+        if found := folder.found():
             if not overwrite:
+                run = f"already holds a run; go on with it (fedbudget resume {path}),"
+                rest = f"holds {', '.join(found)} but no config.toml, so no run can go on there;"
                 raise UserError(
-                    f"{path} already holds a run; go on with it (fedbudget resume {path}), "
-                    "choose another --out, or add --overwrite"
+                    f"{path} {run if 'config.toml' in found else rest} choose another --out, or "
+                    "add --overwrite"
                 )
             with folder.held():
                 pass  # a run that is under way is not removed
