@@ -668,6 +668,16 @@ def test_fewer_rounds_than_are_done_are_refused(copied, monkeypatch, capsys):
     assert (code, err, outcome(run)) == (0, "", expected)
 
 
+def test_a_run_whose_rounds_were_set_to_those_done_is_finished(copied, monkeypatch, capsys):
+    run, _ = copied
+    folder = RunFolder(run)
+    folder.checkpoints()[0].unlink()  # go back to round 3
+    edited(run, ("rounds = 4 ", "rounds = 3 "))
+    for said in ("wrote ", "is finished: 3 rounds"):
+        code, out, err = command(monkeypatch, capsys, "resume", run)
+        assert (code, said in out, err, lines(run)) == (0, True, "", 3)
+
+
 @pytest.mark.parametrize(
     ("changes", "told", "advice"),
     [

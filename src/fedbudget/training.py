@@ -68,7 +68,7 @@ def resume(
     if track is not None:
         settings = settings.model_copy(update={"track": list(track)})
     if edits := differences(same_result(made_with(path)), same_result(settings)):
-        raise UserError(_edited(settings, RunFolder(path), edits))
+        _refuse(settings, RunFolder(path), edits)
     if finished(path):
         say(f"{path} is finished: {settings.rounds} rounds", show)
         return
@@ -152,17 +152,19 @@ def misfit(state: State, plan: Plan, changed: Mapping[str, str]) -> str | None:
     return None
 
 
-def _edited(settings: Config, folder: RunFolder, edits: Mapping[str, str]) -> str:
-    """Why `resume` does not go on: its config.toml does not say what the run was made with."""
+def _refuse(settings: Config, folder: RunFolder, edits: Mapping[str, str]) -> None:
+    """A config.toml that does not say what the run was made with, unless it ends where it stopped."""
     problem = None
     if complete(folder.path):
         problem = None if "rounds" in edits else "it is finished"
     if start := folder.load_checkpoint(_warn):
         _enough(folder.config_file, settings.rounds, start.state.round)
+        if list(edits) == ["rounds"] and start.state.round == settings.rounds:
+            return
         problem = problem or misfit(start.state, _plan(settings), edits)
     config, path = quoted(folder.config_file), quoted(folder.path)
     accept = f", or accept it: fedbudget run {config} --resume --accept-changes --out {path}"
-    return (
+    raise UserError(
         f"{folder.config_file} was changed since the run was made: {_told(edits)}; put it back"
         + (f", for the run cannot go on so: {problem}" if problem else accept)
     )
