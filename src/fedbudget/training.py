@@ -246,15 +246,18 @@ def complete(path: Path) -> bool:
 
 
 def finished(path: Path) -> bool:
-    """Nothing is left to do. A model that was lost is: the last checkpoint still has it."""
+    """Whether nothing is left to do. Where a model was lost, a checkpoint may still have it; records that
+    are kept without either are as they are meant to be.
+    """
     folder = RunFolder(path)
     if not complete(path) or folder.has_model():
         return complete(path)
     if not folder.checkpoints():
-        raise UserError(
-            f"{folder.model_file} is missing or damaged, and no checkpoint is here to write it "
-            "again from; put one of them back, or start the run again with --overwrite"
-        )
+        if folder.model_file.exists():
+            _warn(
+                f"{folder.model_file} is damaged, and no checkpoint is here to write it again from"
+            )
+        return True
     _warn(f"{folder.model_file} is missing or damaged; it is written again")
     return False
 
