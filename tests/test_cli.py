@@ -153,6 +153,13 @@ def test_compare_for_robustness_trains_each_condition_and_goes_on(tmp_path):
         (["reproduce", "pc-fedavg", "--set", "a=1"], "--set a=1 would change nothing"),
         (["reproduce", "codecs", "--full"], "--full is for cafl, with training"),
         (["reproduce", "cafl", "--set", "a=1"], "unknown key a; known are"),
+        (
+            ["reproduce", "codecs", "--set", "seed=1"],
+            "--set seed=1 would change nothing: the seeds",
+        ),
+        (["compare", "fedavg", "--set", "seed=1"], "--set seed=1 would change nothing: the seeds"),
+        (["compare", "fedavg", "--target", "nan"], "--target nan: it must be a validation loss"),
+        (["report", ".", "--target", "-1"], "--target -1: it must be a validation loss"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(tmp_path, arguments, sentence):
@@ -258,6 +265,9 @@ def test_plan_says_what_fits_or_why_nothing_does(tmp_path):
     done = fedbudget("plan", "planner", *TINY, "--set", "control.least_steps=1")
     assert done.returncode == 0, done.stderr
     assert "binds, at" in done.stdout
+    changes = ["--set", "control.least_steps=1", "--set", 'control.codecs=["topk10%"]']
+    lossy = fedbudget("plan", "planner", *TINY, *changes)
+    assert "topk10% keeps 0.43 of an update and the rest is lost" in lossy.stdout
     none = fedbudget(
         "plan", "planner", *TINY, "--set", "control.least_steps=1", "--set", 'budget.memory="1 kB"'
     )

@@ -60,6 +60,12 @@ def test_an_override_without_a_value_takes_a_key_out(tmp_path):
         load(path, ["budget.enrgy="])
 
 
+def test_a_file_may_begin_with_a_mark_of_byte_order(tmp_path):
+    path = tmp_path / "c.toml"
+    path.write_bytes(b"\xef\xbb\xbfrounds = 5\n")
+    assert load(path).rounds == 5
+
+
 def test_overrides_change_a_key_and_bare_words_are_text(tmp_path):
     path = write(tmp_path, "rounds = 5\n[train]\nlr = 0.1\n")
     settings = load(path, ["rounds=7", "train.optimizer=sgd", "train.betas=[0.8, 0.9]", "seed = 3"])

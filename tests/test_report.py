@@ -25,7 +25,8 @@ from fedbudget.report.traffic import failures_chart, failures_sheet, ranges, tra
 from fedbudget.report.usage import dual_course, duals_chart, usage_chart
 from fedbudget.report.verdict import verdict
 from fedbudget.report.write import write_report
-from fedbudget.summary import summarise
+from fedbudget.summary import idle, summarise
+from fedbudget.types import DROPPED_OUT
 
 BASE = {"layers": 3, "steps": 8, "batch": 4, "accumulate": 1, "codec": "raw32"}
 
@@ -525,6 +526,18 @@ def test_a_fleet_of_kinds_is_doubled_for_robustness_with_all_that_is_said_of_it(
     rich, poor = half.budget.classes[:4], half.budget.classes[4:]
     assert all(a[r] / 2 == b[r] for a, b in zip(rich, poor, strict=True) for r in a)
     build(half)
+
+
+def test_rounds_with_nobody_in_them_are_told():
+    empty = record(2, {}, cohort=[1, 2], dropped=dict.fromkeys(("1", "2"), DROPPED_OUT))
+    failed = record(3, {}, cohort=[1], dropped={"1": "no reply"})
+    nobody = record(4, {})
+    lines = verdict([made("a", [record(1, {0: 1.0}), empty, failed, nobody])])
+    assert lines[-2:] == [
+        "a: 1 of 4 replies was not used, by client 1 in round 3: no reply.",
+        "a: nobody took part in 2 of 4 rounds, the first of them round 2: the model stayed as it was.",
+    ]
+    assert idle([record(1, {0: 1.0}), failed]) == ""
 
 
 def test_robustness_needs_a_budget_and_configs_different_names(tmp_path):

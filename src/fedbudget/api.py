@@ -39,7 +39,7 @@ from fedbudget.resources.costs import Costs, costs
 from fedbudget.resources.meters import check_budgets, sensors
 from fedbudget.resources.own import Resource, check
 from fedbudget.result import Run, facts
-from fedbudget.summary import unused
+from fedbudget.summary import idle, unused
 from fedbudget.task import classify, custom
 from fedbudget.types import Knobs, RoundRecord
 
@@ -380,8 +380,10 @@ def _run(
         module.load_state_dict(model.state_dict(state.weights))
         module.eval()
         each = figures.pop("agents", {})
-        if quiet and (lost := unused([record.to_json() for record in records])):
-            _warn(lost)
+        if quiet:
+            told = [record.to_json() for record in records]
+            for wrong in filter(None, (unused(told), idle(told))):
+                _warn(wrong)
         run = Run(module, tuple(records), plan, engine.kind, own, figures, each)
         for callback in safe:
             callback.end(plain(run.summary))

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -27,8 +28,18 @@ Set = Annotated[
         help="Override a config key, KEY= takes it out; may be repeated.",
     ),
 ]
+
+
+def _loss(target: float | None) -> float | None:
+    """A loss that a run may reach."""
+    if target is not None and not (isfinite(target) and target > 0):
+        raise UserError(f"--target {target:g}: it must be a validation loss, a number above 0")
+    return target
+
+
 Target = Annotated[
-    float | None, typer.Option(help="Also what it cost each run to reach this validation loss.")
+    float | None,
+    typer.Option(help="Also what it cost each run to reach this validation loss.", callback=_loss),
 ]
 Track = Annotated[
     list[str] | None,
@@ -155,7 +166,8 @@ def compare(
         float | None,
         typer.Option(
             help="Also what it cost each run to reach this validation loss; by default, with "
-            "--protocol target, the first config's mean loss at 60% of its rounds."
+            "--protocol target, the first config's mean loss at 60% of its rounds.",
+            callback=_loss,
         ),
     ] = None,
     track: Track = None,
@@ -198,7 +210,8 @@ def plan(
         warnings: tuple[str, ...] = ()
         with one_thread():  # small work: threads would take longer to meet than to do it
             if own in ("planner", "rotation", "fixed"):
-                parts = explained(*build_search(settings), rows=rows)
+                kinds, grids, progress, limits, warnings = build_search(settings)
+                parts = explained(kinds, grids, progress, limits, rows)
             else:
                 courses, warnings = build_courses(settings)
                 parts = foretold(courses)

@@ -8,7 +8,7 @@ import difflib
 import json
 import math
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -203,9 +203,19 @@ def load(path: Path, overrides: Iterable[str] = ()) -> Config:
     return validate(tables, f"{path}{' with --set' if changes else ''}")
 
 
+def unseeded(what: str, overrides: Sequence[str]) -> None:
+    """UserError if a seed is set where --seeds gives them."""
+    for override in overrides:
+        if override.partition("=")[0].strip() == "seed":
+            raise UserError(
+                f"{what}: --set {override} would change nothing: the seeds are 0, 1, ..., as many "
+                "as --seeds says"
+            )
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
     except ValueError as error:  # also bytes that are no text, and numbers of thousands of digits

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from fedbudget.build import prepare
-from fedbudget.config import Config, load
+from fedbudget.config import Config, load, unseeded
 from fedbudget.errors import UserError
 from fedbudget.resources.proxies import TABLE1
 
@@ -21,6 +21,7 @@ def plan_runs(
     paths: Sequence[Path], overrides: Sequence[str], seeds: int, out: Path, protocol: Protocol
 ) -> dict[Path, Config]:
     """Folder -> config of every run; seeds of one config and condition side by side."""
+    unseeded("compare", overrides)
     conditions = {
         path: robust(path, overrides, paths) if protocol == "robustness" else {"": [*overrides]}
         for path in paths

@@ -142,6 +142,19 @@ def unused(records: Sequence[Mapping[str, Any]]) -> str:
     return f"{number},{first} by client {client} in round {round}: {why}"
 
 
+def idle(records: Sequence[Mapping[str, Any]]) -> str:
+    """In how many rounds nobody took part, because all dropped out or nobody was there; "" for none."""
+    empty = [
+        r["round"]
+        for r in records
+        if all(r["dropped"].get(str(c)) == DROPPED_OUT for c in r["cohort"])
+    ]
+    if not empty:
+        return ""
+    number = f"{len(empty)} of {len(records)} rounds"
+    return f"nobody took part in {number}, the first of them round {empty[0]}: the model stayed as it was"
+
+
 def _reasons(records: list[dict[str, Any]]) -> dict[str, int]:
     """Why replies were not used, and how often; numbers in a reason are left out."""
     kinds = (kind(why) for r in records for why in r["dropped"].values())

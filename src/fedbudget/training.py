@@ -21,7 +21,7 @@ from fedbudget.report.sound import NUMBERS, sound_record
 from fedbudget.rounds import State, first_state
 from fedbudget.runner import Stop, execute, facts
 from fedbudget.runs import Checkpoint, RunFolder
-from fedbudget.summary import LAST, unused
+from fedbudget.summary import LAST, idle, unused
 from fedbudget.terminal import Show, command, console, json_lines, quoted, say
 from fedbudget.tracking.ledger import FILE
 from fedbudget.tracking.named import check, named
@@ -326,8 +326,9 @@ def _finish(
             show,
         )
         sys.exit(STOPPED)
-    if lost := unused(folder.records()):
-        _warn(f"warning: {lost}")
+    records = folder.records()
+    for wrong in filter(None, (unused(records), idle(records))):
+        _warn(f"warning: {wrong}")
     say(_result(summary), show)
     say(f"wrote {folder.path}/: model.safetensors, rounds.jsonl, summary.json, config.toml", show)
 

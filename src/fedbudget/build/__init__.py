@@ -192,8 +192,9 @@ def codec_warning(config: Config, ready: Prepared) -> str | None:
 
 def build_search(
     config: Config,
-) -> tuple[list[Costs], dict[str, Grid], Progress, list[dict[str, float]]]:
-    """What the planner chooses from in each turn, for `plan`; costs and limits by device class."""
+) -> tuple[list[Costs], dict[str, Grid], Progress, list[dict[str, float]], tuple[str, ...]]:
+    """What the planner chooses from in each turn, for `plan`; costs and limits by device class,
+    and what there is to warn of."""
     ready = prepare(config, parts=config.control.controller == "rotation")
     if not ready.limits or ready.known is None:
         raise UserError("plan: the config names no budget; add some to [budget]")
@@ -204,7 +205,8 @@ def build_search(
         )
     limits = bearable(config, world(config, ready.kinds), ready.limits)
     grid, progress = search(config, ready.known)
-    return ready.kinds, turns(config, grid), progress, limits
+    warning = codec_warning(config, ready)
+    return ready.kinds, turns(config, grid), progress, limits, (warning,) if warning else ()
 
 
 def build_courses(config: Config) -> tuple[list[Course], tuple[str, ...]]:

@@ -101,7 +101,7 @@ def know(folder: Path, signature: folders.Signature, before: Known | None) -> Kn
     elif now.round and isinstance(facts.get("budgets"), dict):
         standing = now.standing
     every = _count(config.get("checkpoint_every")) or 1
-    saved = any((folder / "checkpoint").glob("round-*.safetensors"))
+    saved = any((folder / "checkpoint").glob(f"round-{'[0-9]' * 8}.safetensors"))
     return Known(
         signature=signature,
         facts=about,

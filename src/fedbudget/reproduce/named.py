@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedbudget.config import unseeded
 from fedbudget.errors import UserError
 from fedbudget.terminal import say
 
@@ -21,6 +22,7 @@ def reproduce(
             f"reproduce {what}{' --quick' if quick else ''}: --set {overrides[0]} would change nothing; "
             "it is for cafl (with training), policies and codecs"
         )
+    unseeded(f"reproduce {what}", overrides)
     match what:
         case "cafl":
             from fedbudget.reproduce import cafl, trained
