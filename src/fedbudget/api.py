@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from numbers import Integral, Real
 from typing import Any, Literal
 
 from rich.console import Console
@@ -166,20 +167,22 @@ def train(
         )
     size = len(parts) if cohort is None else cohort
     local = recipe or Recipe(optimizer=optimizer)
-    _check_numbers(rounds=rounds, steps=steps, batch=batch, workers=workers)
+    _check_whole(rounds=rounds, steps=steps, batch=batch, workers=workers)
+    _check_whole(cohort=cohort, layers=layers, seed=seed)
+    _check_counts(rounds=rounds, steps=steps, batch=batch, workers=workers)
+    if not isinstance(lr, Real) or not (lr > 0 and math.isfinite(lr)):
+        raise UserError(f"lr = {lr!r}: it must be above 0")
     _check_choice("optimizer", local.optimizer, ("adamw", "sgd"))
     _check_choice("weighting", weighting, ("uniform", "examples"))
     _check_choice("normalise", normalise, ("none", "work"))
     _check_choice(
         "round_schedule", round_schedule, ("constant", "cosine", "cooldown", "sqrt-cooldown")
     )
-    if not 0 < cooldown <= 1:
+    if not isinstance(cooldown, Real) or not 0 < cooldown <= 1:
         raise UserError(f"cooldown = {cooldown}: it must be above 0 and at most 1")
     _check_choice("accounting", accounting, ("counted", "measured"))
     place(accelerator)
     check_precision(local.precision, accelerator)
-    if not (lr > 0 and math.isfinite(lr)):
-        raise UserError(f"lr = {lr}: it must be above 0")
     if not 1 <= size <= len(parts):
         raise UserError(
             f"cohort = {size}: it must be from 1 to {len(parts)}, the number of clients"
@@ -190,7 +193,8 @@ def train(
         raise UserError("resources: they are counted where there is a budget; give budget={...}")
     if controller is not None and not asked:
         raise UserError("controller: it needs a budget to keep; give budget={...}")
-    how = algorithm or fedavg()
+    how = algorithm if algorithm is not None else fedavg()
+    _check_kinds(model, how, codec)
     _check_sets(how, constraints, len(parts))
     make = partial(copy.deepcopy, model) if isinstance(model, nn.Module) else model
     prefixes = tuple(groups) if groups is not None else None
@@ -302,10 +306,28 @@ def _made(
     return made
 
 
-def _check_numbers(**numbers: int) -> None:
+def _check_whole(**numbers: int | None) -> None:
+    for key, value in numbers.items():
+        if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
+            raise UserError(f"{key} = {value!r}: it must be a whole number")
+
+
+def _check_counts(**numbers: int) -> None:
     for key, value in numbers.items():
         if value < 1:
             raise UserError(f"{key} = {value}: it must be at least 1")
+
+
+def _check_kinds(model: object, algorithm: object, codec: object) -> None:
+    if not callable(model):  # modules are
+        raise UserError(f"model = {model!r}: give a module, or a function that makes one")
+    if not isinstance(algorithm, Algorithm):
+        raise UserError(
+            f"algorithm = {algorithm!r}: give an Algorithm, such as that of "
+            "fedbudget.algorithms.scaffold.scaffold()"
+        )
+    if codec is not None and not isinstance(codec, str):
+        raise UserError(f"codec = {codec!r}: give its name, such as 'eden4'")
 
 
 def _check_sets(
