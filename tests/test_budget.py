@@ -13,10 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+import fedbudget as fb
 from conftest import blobs, text_plan
 from fedbudget import rounds
 from fedbudget.build import build
 from fedbudget.choices import why
+from fedbudget.client import Recipe
 from fedbudget.codecs import frame
 from fedbudget.config import find_config, load
 from fedbudget.control.frontier import Grid, Progress, affordable
@@ -109,6 +111,23 @@ def test_counted_flops_of_a_linear_model_are_exact():
     # the first layer has no input gradient to compute
     assert shape.flops == (forward + 2 * 24, forward + 2 * 24 * 2 + 2 * 32)
     assert shape.parameters == (27, 67)
+
+
+@pytest.mark.parametrize(("momentum", "states"), [(0.0, 0), (0.9, 1)])
+def test_memory_has_the_momentum_that_sgd_keeps_and_no_other(momentum, states):
+    clients = [blobs()]
+    budget = fb.Budget(memory="1 MB")
+    recipe = Recipe("sgd", momentum=momentum)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    run = fb.train(
+        model, clients, rounds=1, steps=1, batch=5, recipe=recipe, budget=budget, quiet=True
+    )
+    kept = measure(FlatModel(model), classify(), blobs(), "sgd").kept[1]
+    weights_and_gradients = 2 * 67
+    held = run.records[0].usage["counted"][0]["memory"]
+    assert held == 4 * (weights_and_gradients + states * 67) + 5 * kept
+    least = measure(FlatModel(model), classify(), blobs(), "sgd", momentum=momentum > 0)
+    assert least.step_traffic(Knobs(2, 1, 5)) == 4 * (2 + 3 + 2 * (states + 1)) * 67
 
 
 def test_accumulated_micro_batches_and_frozen_layers_are_counted(gpt):

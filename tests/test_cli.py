@@ -223,6 +223,14 @@ def test_a_signal_ends_the_round_and_resume_gives_the_same_model(tmp_path, numbe
     assert models[0] == models[1]
 
 
+def test_the_demo_trains_nothing_where_one_of_its_runs_cannot(tmp_path):
+    odd = [*TINY, "--set", 'budget.communication="100 B"']
+    done = fedbudget("demo", *odd, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "no setting meets communication <= 100 B; the least is" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_demo_says_so_when_there_is_no_network(tmp_path):
     environment = {
         **os.environ,

@@ -94,6 +94,21 @@ def test_what_is_foreseen_comes_so(tmp_path):
     assert f"last 3 of 6 rounds too: energy (in {used['rounds_over']}, " in warning
 
 
+def test_fixed_knobs_may_break_a_budget_that_others_could_keep_and_no_other():
+    small = ["data.source=topics", "model.size=1x16", "model.context=16", "train.steps=2"]
+    for limit in ("1 kB", "20 kB"):  # the knobs in [train] take 27.5 kB
+        plan = build(load(find_config("fedavg"), [*small, f"budget.communication={limit}"]))
+        assert plan.warnings == ()
+    change = "budget.communication=100 B"
+    least = r"no setting meets communication <= 100 B; the least is \d+ B, at layers=1 steps=1 "
+    with pytest.raises(UserError, match=least):
+        build(load(find_config("fedavg"), [*small, change]))
+    (warning,) = build(load(find_config("fedavg"), [*small, change]), begun=True).warnings
+    assert re.match(least, warning)
+    with pytest.raises(UserError, match="device class 1: no setting meets communication"):
+        build(load(find_config("fedavg"), [*small, "budget.communication=['1 kB', '100 B']"]))
+
+
 def test_nothing_is_foreseen_where_budgets_are_met_or_measured():
     easy = ["budget.energy=", "budget.memory=", "budget.temperature="]
     assert made("cafl-l", *easy).warnings == ()

@@ -232,6 +232,7 @@ def train(
             vectors=how.vectors,
             accounting=accounting,
             own=own,
+            momentum=local.momentum > 0,
         )
         plain = known.expected(replace(base, codec=flat.layout.raw))
         ambient = known.device.ambient_c

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedbudget.build import build
 from fedbudget.config import find_config, load
 from fedbudget.data.files import UnreachableError, find
 from fedbudget.data.sources import SHAKESPEARE
@@ -29,7 +30,12 @@ def demo(out: Path, changes: Sequence[str]) -> list[Path]:
         except UnreachableError:
             say("No network and no Tiny Shakespeare: training on Python's own help texts instead.")
             changes = [*changes, "data.source=topics"]
-    for name, own in RUNS.items():
-        settings = load(find_config("demo"), [*changes, f"name={name}", *own])
-        train(settings, out / name, overwrite=True)
-    return [out / name for name in RUNS]
+    every = {
+        out / name: load(find_config("demo"), [*changes, f"name={name}", *own])
+        for name, own in RUNS.items()
+    }
+    for settings in every.values():
+        build(settings)  # what is wrong with the last is told before the first one trains
+    for folder, settings in every.items():
+        train(settings, folder, overwrite=True)
+    return list(every)

@@ -76,9 +76,8 @@ class Bench:
         # a budget is not kept here, and its profile may be the one that is to be written
         free = {"budget": Budget(), "control": Control(), "world": WorldTable()}
         plan = build(config.model_copy(update=free))
-        self.shape = counted.measure(
-            plan.build_model(), plan.task, plan.clients[0], plan.recipe.optimizer
-        )
+        about = plan.build_model(), plan.task, plan.clients[0], plan.recipe.optimizer
+        self.shape = counted.measure(*about, momentum=plan.recipe.momentum > 0)
         self.host = Host(plan)
         self.clock = "cpu_time" if plan.accelerator == "cpu" else "time"
         layout = self.host.model.layout

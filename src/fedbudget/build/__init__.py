@@ -91,7 +91,8 @@ def prepare(config: Config, parts: bool = True) -> Prepared:
         vectors = 2 if config.algorithm in TWO_VECTORS else 1
         down = "" if config.codec.down == "raw32" else config.codec.down
         ways = vectors, down, config.budget.accounting, own_resources(config)
-        known = costs(model, task, clients[0], train.optimizer, device, gpt, *ways, parts)
+        about = model, task, clients[0], train.optimizer, device, gpt, *ways
+        known = costs(*about, parts=parts, momentum=train.momentum > 0)
         kinds = [known, *(replace(known, device=other) for other in others)]
         limits = budgets(config, kinds, base)
     return Prepared(clients, validation, make_model, model.layout, base, task, known, kinds, limits)

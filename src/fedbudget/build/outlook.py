@@ -1,6 +1,8 @@
-"""What the papers' controllers will do with a config's budgets, said before training."""
+"""What can be said of a config's budgets before training: what nothing could meet, and what the
+papers' controllers will do with them."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -10,10 +12,11 @@ from fedbudget.build.controllers import (
     compression_of,
     controller,
     policy_of,
+    search,
     whose_duals,
 )
 from fedbudget.config import Config
-from fedbudget.control.frontier import SLACK, why_not, within
+from fedbudget.control.frontier import SLACK, affordable, why_not, within
 from fedbudget.control.paper import Simulated, simulate
 from fedbudget.control.policies import PRICED, reachable
 from fedbudget.errors import UserError, about
@@ -52,8 +55,8 @@ def outlook(
     clients: int,
     begun: bool = False,
 ) -> tuple[str, ...]:
-    """Warnings; UserError where no duals could meet a budget, unless the run has begun already."""
-    why = out_of_reach(config, knobs, kinds, limits)
+    """Warnings; UserError where nothing could meet a budget, unless the run has begun already."""
+    why = out_of_reach(config, knobs, kinds, limits) or unmet(config, knobs, kinds, limits)
     if why and config.control.controller == "clamped":  # the papers' own table 1 is such a case
         why += "; it trains all the same, as the authors' code does"
     elif why and not begun:
@@ -113,6 +116,27 @@ def out_of_reach(config: Config, knobs: Knobs, kinds: Sequence[Costs], limits: L
                 )
             whose = named_class(i, len(limits))
             return f"{whose}: {why}" if whose else why
+    return ""
+
+
+def unmet(config: Config, knobs: Knobs, kinds: Sequence[Costs], limits: Limits) -> str:
+    """Which budgets fixed knobs break and no others could keep, were they turned; "" for none.
+
+    Other controllers find out for themselves.
+    """
+    if config.control.controller != "fixed" or config.budget.accounting != "counted":
+        return ""
+    for i, budgets in enumerate(limits):
+        known = kinds[i % len(kinds)]
+        if within(known.expected(knobs), budgets):
+            continue
+        grid, progress = search(config, known)
+        widest = replace(grid, least=1, batches=tuple({1, *grid.batches}))
+        try:
+            with about(named_class(i, len(limits))):
+                affordable(known.expected, widest, progress, budgets)
+        except UserError as error:
+            return str(error)
     return ""
 
 

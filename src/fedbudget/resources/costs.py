@@ -116,13 +116,14 @@ def costs(
     accounting: Accounting = "counted",
     own: tuple[Resource, ...] = (),
     parts: bool = True,
+    momentum: bool = True,
 ) -> Costs:
     """Count a model's work, with groups in the middle alone (`parts`) or from the top down only.
 
-    `gpt` says that the papers' proxies apply to it.
+    `gpt` says that the papers' proxies apply to it; `momentum`, that SGD has it or may have it.
     """
     with one_thread(), seeds.torch_seeded(0, 0, seeds.SERVER, "costs"):
-        shape = counted.measure(model, task, examples, optimizer, parts)
+        shape = counted.measure(model, task, examples, optimizer, parts, momentum)
     sizes = proxies.group_sizes(model.layout) if gpt else None
     return Costs(shape, device, model.layout, sizes, vectors, down_codec, accounting, own)
 

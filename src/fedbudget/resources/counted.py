@@ -55,11 +55,13 @@ class Shape:
     """of what is never trained nor sent, such as the model below LoRA's adapters"""
     itemsize: int = 4
     """bytes of a number that is trained"""
+    momentum: bool = True
+    """SGD has it, or may have it"""
 
     @property
     def states(self) -> int:
         """Numbers the optimiser keeps per parameter."""
-        return 2 if self.optimizer == "adamw" else 1
+        return 2 if self.optimizer == "adamw" else int(self.momentum)
 
     def trained(self, knobs: Knobs) -> int:
         """Parameters that train, and are sent."""
@@ -123,7 +125,12 @@ def _fitted(shape: Shape, fitted: Fitted, knobs: Knobs) -> tuple[float, float]:
 
 
 def measure(
-    model: FlatModel, task: Task, examples: Examples, optimizer: str, parts: bool = True
+    model: FlatModel,
+    task: Task,
+    examples: Examples,
+    optimizer: str,
+    parts: bool = True,
+    momentum: bool = True,
 ) -> Shape:
     """Count a model's work on real examples: for each number of trained groups, and group by group.
 
@@ -156,6 +163,7 @@ def measure(
     return Shape(
         *(parameters, flops, kept, less_flops, less_kept, optimizer, model.frozen_bytes),
         model.layout.dtype.itemsize,
+        momentum,
     )
 
 
