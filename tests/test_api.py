@@ -90,8 +90,10 @@ def test_layers_groups_loss_and_callback_are_honoured(tmp_path):
     assert "accuracy" not in run.records[0].validation
     run.save(tmp_path / "m.safetensors")
     run.report(tmp_path / "r.html")
+    run.report(f"{tmp_path}/all/")
     run.table()
     assert (tmp_path / "r.html").exists()
+    assert {"report.html", "loss.png"} <= {file.name for file in (tmp_path / "all").iterdir()}
 
 
 def test_a_budget_is_kept_from_the_first_round_and_reported():
@@ -320,6 +322,8 @@ def test_the_global_random_numbers_are_left_alone():
         ({"codec": 3}, "codec = 3: give its name, such as 'eden4'"),
         ({"algorithm": "fedavg"}, "algorithm = 'fedavg': give an Algorithm, such as that of"),
         ({"model": 3}, "model = 3: give a module, or a function"),
+        ({"model": lambda: 3}, "model: it made 3, which is no module"),
+        ({"validation": (torch.zeros(0, 4), torch.zeros(0))}, "validation is empty: give some"),
         ({"layers": 5}, "layers = 5: it must be from 1 to 2"),
         ({"groups": ["nope"]}, "below 'nope'"),
         ({"clients": [(torch.zeros(0, 4), torch.zeros(0))]}, "client 0 has 0 examples"),
@@ -330,6 +334,19 @@ def test_bad_arguments_are_explained(change, sentence):
     arguments = {"model": make_model, "clients": clients, "validation": validation} | change
     with pytest.raises(fb.UserError, match=sentence):
         fb.train(**arguments, quiet=True)
+
+
+def test_the_planner_takes_as_few_steps_as_it_may():
+    clients, _ = parts()
+    about = {"rounds": 1, "steps": 5, "budget": {"energy": "20%"}, "quiet": True}
+    with pytest.raises(fb.UserError, match=r"the least is .* steps=10"):
+        fb.train(make_model, clients, **about, controller=fb.planner(batches=(16,)))
+    few = fb.planner(batches=(16,), least_steps=1)
+    run = fb.train(make_model, clients, **about, controller=few)
+    assert run.summary["usage"]["counted"]["energy"]["worst_ratio"] <= 1
+    for odd in ({"least_steps": 0}, {"least_steps": 9, "most_steps": 8}, {"codecs": "eden2"}):
+        with pytest.raises(fb.UserError, match=next(iter(odd))):
+            fb.planner(**odd)
 
 
 def test_the_hugging_face_example_runs_and_sends_only_what_trains():

@@ -9,10 +9,11 @@ SOURCE = Path(fedbudget.__file__).parent
 # each layer may import itself and what stands before it
 LAYERS = (
     ("errors", "types", "seeds", "units", "threads", "garbage", "callbacks", "files", "records"),
+    ("interrupt", "options"),
     ("terminal", "summary", "gauges"),
     ("models", "data", "codecs", "task", "constraints", "optimizers", "hardware"),
     ("algorithms", "resources"),
-    ("control", "uplink", "downlink", "aggregation", "privacy", "selection", "world"),
+    ("arguments", "control", "uplink", "downlink", "aggregation", "privacy", "selection", "world"),
     ("client",),
     ("plan",),
     ("engines",),

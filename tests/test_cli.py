@@ -1,5 +1,6 @@
 """The command line as a user runs it."""
 
+import contextlib
 import json
 import os
 import signal
@@ -13,7 +14,9 @@ from safetensors.torch import load_file
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from fedbudget import cli, interrupt
 from fedbudget.cli import app
+from fedbudget.runner import Stop
 
 TINY = [
     *("--set", "rounds=3", "--set", "data.source=topics", "--set", "model.size=1x32"),
@@ -359,3 +362,37 @@ def test_a_script_without_a_main_guard_is_told_so(tmp_path):
     )
     assert done.returncode == 1
     assert "if __name__ ==" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ImportError("half a module")])
+def test_ctrl_c_in_an_import_ends_as_elsewhere(monkeypatch, capsys, error):
+    def imported(*_):
+        with contextlib.suppress(KeyboardInterrupt):  # as some modules do
+            signal.raise_signal(signal.SIGINT)
+        raise error
+
+    monkeypatch.setattr(cli, "app", imported)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        assert stop.value.code == 130
+        assert "fedbudget: stopped" in capsys.readouterr().err
+        monkeypatch.setattr(cli, "app", lambda: Stop().__enter__())
+        assert interrupt.heard()
+        monkeypatch.setattr(interrupt, "listen", lambda: None)
+        with pytest.raises(SystemExit) as stop:  # what was swallowed is heard before training
+            cli.main()
+        assert stop.value.code == 130
+    finally:
+        interrupt._heard.clear()
+        signal.signal(signal.SIGINT, before)
+
+
+def test_errors_without_ctrl_c_are_as_they_were(monkeypatch):
+    def failing():
+        raise ImportError("half a module")
+
+    monkeypatch.setattr(cli, "app", failing)
+    with pytest.raises(ImportError, match="half a module"):
+        cli.main()

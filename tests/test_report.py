@@ -540,6 +540,15 @@ def test_rounds_with_nobody_in_them_are_told():
     assert idle([record(1, {0: 1.0}), failed]) == ""
 
 
+@pytest.mark.parametrize(
+    ("joules", "text"),
+    [(2.5e-5, "25.00 µJ"), (0.018, "18.00 mJ"), (4.0, "4.00 J"), (2e3, "2.00 kJ")],
+)
+def test_the_cost_to_a_target_keeps_its_digits(joules, text):
+    runs = [made("a", [record(1, {0: joules}, 1.0)])]
+    assert target_rows(runs, 2.0)[0][3] == text
+
+
 def test_robustness_needs_a_budget_and_configs_different_names(tmp_path):
     with pytest.raises(UserError, match="none of the configs names a budget"):
         robust(find_config("fedavg"), TINY, [find_config("fedavg")])

@@ -208,6 +208,12 @@ def odd_client(path, client):
     a_run(path, records=[a_record(1), odd], ended=False)
 
 
+def drop(path, *numbers):
+    lines = (path / "rounds.jsonl").read_text().splitlines(keepends=True)
+    kept = (line for line in lines if json.loads(line)["round"] not in numbers)
+    (path / "rounds.jsonl").write_text("".join(kept))
+
+
 def not_a_number(path):
     records = [a_record(1), a_record(2, validation={"loss": float("nan")}), a_record(3)]
     a_run(path, records=records, ended=False)
@@ -243,6 +249,8 @@ DAMAGE = {
         ),
         "summary.json is damaged",
     ),
+    "a lost line": (lambda p: drop(p, 2), "round 2 is missing from rounds.jsonl"),
+    "lost lines": (lambda p: drop(p, 1, 3), "2 rounds, the first round 1, are missing from rounds"),
     "cut off": (cut, "a line of rounds.jsonl cannot be used"),
     "odd lines": (odd_lines, "9 lines of rounds.jsonl cannot be used"),
     "no loss": (no_loss, "the validation loss was not a number in some rounds"),

@@ -6,13 +6,13 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, Literal
 
 from rich.console import Console
 from torch import Tensor, nn
 
-from fedbudget import epsilon, privacy, seeds
+from fedbudget import arguments, epsilon, privacy, seeds
 from fedbudget import rounds as loop
 from fedbudget.aggregation import Screening
 from fedbudget.algorithms.algorithm import Algorithm
@@ -67,12 +67,24 @@ def planner(
     codecs: Sequence[str] = Search.codecs,
     noise_scale: float = Search.noise_scale,
     thrift: float = Search.thrift,
+    least_steps: int = Search.least_steps,
+    most_steps: int = Search.most_steps,
 ) -> MakeController:
     """The planner, for `train`: budgets kept from the first round on, most expected progress.
 
     thrift: share of that progress it gives away for a code that sends less.
     """
-    search = Search(tuple(batches), tuple(codecs), noise_scale=noise_scale, thrift=thrift)
+    for key, given in (("batches", batches), ("codecs", codecs)):
+        if isinstance(given, str | int):
+            raise UserError(f"{key} = {given!r}: give a list of them")
+    arguments.whole(least_steps=least_steps, most_steps=most_steps)
+    if not 1 <= least_steps <= most_steps:
+        raise UserError(
+            f"least_steps = {least_steps}, most_steps = {most_steps}: they must be at least 1, and "
+            "the first at most the second"
+        )
+    steps = least_steps, most_steps
+    search = Search(tuple(batches), tuple(codecs), *steps, noise_scale, thrift)
     return partial(_planner, search)
 
 
@@ -167,20 +179,20 @@ def train(
         )
     size = len(parts) if cohort is None else cohort
     local = recipe or Recipe(optimizer=optimizer)
-    _check_whole(rounds=rounds, steps=steps, batch=batch, workers=workers)
-    _check_whole(cohort=cohort, layers=layers, seed=seed)
-    _check_counts(rounds=rounds, steps=steps, batch=batch, workers=workers)
+    arguments.whole(rounds=rounds, steps=steps, batch=batch, workers=workers)
+    arguments.whole(cohort=cohort, layers=layers, seed=seed)
+    arguments.counts(rounds=rounds, steps=steps, batch=batch, workers=workers)
     if not isinstance(lr, Real) or not (lr > 0 and math.isfinite(lr)):
-        raise UserError(f"lr = {lr!r}: it must be above 0")
-    _check_choice("optimizer", local.optimizer, ("adamw", "sgd"))
-    _check_choice("weighting", weighting, ("uniform", "examples"))
-    _check_choice("normalise", normalise, ("none", "work"))
-    _check_choice(
+        raise UserError(f"lr = {lr!r}: it must be above 0, and finite")
+    arguments.choice("optimizer", local.optimizer, ("adamw", "sgd"))
+    arguments.choice("weighting", weighting, ("uniform", "examples"))
+    arguments.choice("normalise", normalise, ("none", "work"))
+    arguments.choice(
         "round_schedule", round_schedule, ("constant", "cosine", "cooldown", "sqrt-cooldown")
     )
     if not isinstance(cooldown, Real) or not 0 < cooldown <= 1:
         raise UserError(f"cooldown = {cooldown}: it must be above 0 and at most 1")
-    _check_choice("accounting", accounting, ("counted", "measured"))
+    arguments.choice("accounting", accounting, ("counted", "measured"))
     place(accelerator)
     check_precision(local.precision, accelerator)
     if not 1 <= size <= len(parts):
@@ -193,13 +205,19 @@ def train(
         raise UserError("resources: they are counted where there is a budget; give budget={...}")
     if controller is not None and not asked:
         raise UserError("controller: it needs a budget to keep; give budget={...}")
+    held_out = as_examples(validation) if validation is not None else None
+    if held_out is not None and not len(held_out):
+        raise UserError("validation is empty: give some examples, or None to evaluate nothing")
     how = algorithm if algorithm is not None else fedavg()
-    _check_kinds(model, how, codec)
-    _check_sets(how, constraints, len(parts))
+    arguments.kinds(model, how, codec)
+    arguments.sets(how, constraints, len(parts))
     make = partial(copy.deepcopy, model) if isinstance(model, nn.Module) else model
     prefixes = tuple(groups) if groups is not None else None
     with seeds.torch_seeded(seed, 0, seeds.SERVER, "init"):
-        flat = FlatModel(copy.deepcopy(make()), prefixes)
+        made_model = make()
+        if not isinstance(made_model, nn.Module):
+            raise UserError(f"model: it made {made_model!r}, which is no module")
+        flat = FlatModel(copy.deepcopy(made_model), prefixes)
     depth = flat.layout.depth
     if layers is not None and not 1 <= layers <= depth:
         raise UserError(
@@ -248,7 +266,7 @@ def train(
         cohort=size,
         model=make,
         clients=parts,
-        validation=as_examples(validation) if validation is not None else None,
+        validation=held_out,
         algorithm=how,
         controller=decide,
         task=task,
@@ -305,59 +323,6 @@ def _made(
     if not isinstance(made, Controller):
         raise UserError(f"controller: it returned a {type(made).__name__}; {right}")
     return made
-
-
-def _check_whole(**numbers: int | None) -> None:
-    for key, value in numbers.items():
-        if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
-            raise UserError(f"{key} = {value!r}: it must be a whole number")
-
-
-def _check_counts(**numbers: int) -> None:
-    for key, value in numbers.items():
-        if value < 1:
-            raise UserError(f"{key} = {value}: it must be at least 1")
-
-
-def _check_kinds(model: object, algorithm: object, codec: object) -> None:
-    if not callable(model):  # modules are
-        raise UserError(f"model = {model!r}: give a module, or a function that makes one")
-    if not isinstance(algorithm, Algorithm):
-        raise UserError(
-            f"algorithm = {algorithm!r}: give an Algorithm, such as that of "
-            "fedbudget.algorithms.scaffold.scaffold()"
-        )
-    if codec is not None and not isinstance(codec, str):
-        raise UserError(f"codec = {codec!r}: give its name, such as 'eden4'")
-
-
-def _check_sets(
-    algorithm: Algorithm, constraints: Sequence[ConstraintSet] | None, clients: int
-) -> None:
-    if algorithm.agents not in (0, clients):
-        raise UserError(
-            f"the algorithm is made for {algorithm.agents} agents, but there are {clients} clients"
-        )
-    if constraints is None:
-        if algorithm.agents:
-            raise UserError("the algorithm needs constraints: one set per client")
-        return
-    if len(constraints) != clients:
-        raise UserError(
-            f"constraints: {len(constraints)} sets for {clients} clients; give each one"
-        )
-    for number, own in enumerate(constraints):
-        if not isinstance(own, ConstraintSet):
-            raise UserError(
-                f"constraints[{number}] is a {type(own).__name__}; it must be a ConstraintSet, such "
-                "as fedbudget.constraints.l1_ball(2.0)"
-            )
-
-
-def _check_choice(key: str, given: str, known: Sequence[str]) -> None:
-    if given not in known:
-        *some, last = map(repr, known)
-        raise UserError(f"{key} = {given!r}: it must be {', '.join(some)} or {last}")
 
 
 def _warn(text: str) -> None:

@@ -3,14 +3,15 @@
 import os
 import signal
 import sys
-from math import isfinite
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NoReturn
 
 import typer
 
+from fedbudget import interrupt
 from fedbudget.errors import UserError
 from fedbudget.garbage import uncollected
+from fedbudget.options import Json, Overwrite, Quiet, Seeds, Set, Target, Track, a_loss, tracked
 
 app = typer.Typer(
     help="Federated training that keeps every device within its budgets.",
@@ -20,45 +21,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Set = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Override a config key, KEY= takes it out; may be repeated.",
-    ),
-]
-
-
-def _loss(target: float | None) -> float | None:
-    """A loss that a run may reach."""
-    if target is not None and not (isfinite(target) and target > 0):
-        raise UserError(f"--target {target:g}: it must be a validation loss, a number above 0")
-    return target
-
-
-Target = Annotated[
-    float | None,
-    typer.Option(help="Also what it cost each run to reach this validation loss.", callback=_loss),
-]
-Track = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--track",
-        metavar="NAME",
-        help="tensorboard, mlflow, wandb, or package.module:function; may be repeated.",
-    ),
-]
-Json = Annotated[
-    bool, typer.Option("--json", help="One JSON object a line on stdout: start, rounds, end.")
-]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Print warnings and errors only.")]
-Overwrite = Annotated[bool, typer.Option(help="Replace a run that is already there.")]
-Seeds = Annotated[int, typer.Option(min=1, help="Seeds 0, 1, ... for each.")]
-
 
 def main() -> None:
     """Entry point: a user's mistake is one sentence and exit code 2."""
+    interrupt.listen()
     try:
         if any(given in ("", "--out=") for given in sys.argv[1:]):
             raise UserError("an argument is empty; is there a variable that is not set?")
@@ -72,9 +38,17 @@ def main() -> None:
         )
         sys.exit(2)
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever presses on is heard already
-        print("fedbudget: stopped; finished rounds are kept", file=sys.stderr)
-        sys.exit(130)  # as shells have it
+        _stopped()
+    except Exception:
+        if interrupt.heard():  # an import that it went through may fail with any error
+            _stopped()
+        raise
+
+
+def _stopped() -> NoReturn:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever presses on is heard already
+    print("fedbudget: stopped; finished rounds are kept", file=sys.stderr)
+    sys.exit(130)  # as shells have it
 
 
 @app.command()
@@ -118,7 +92,7 @@ def run(
         raise UserError("--accept-changes is for --resume: add it")
     if overwrite and resume:
         raise UserError("--overwrite removes what --resume would go on with; choose one of them")
-    changes = [*(set_ or []), *([f"engine={engine}"] if engine else []), *_tracked(track)]
+    changes = [*(set_ or []), *([f"engine={engine}"] if engine else []), *tracked(track)]
     settings = load(find_config(config), changes)
     show = shown(json, quiet)
     if resume:
@@ -167,7 +141,7 @@ def compare(
         typer.Option(
             help="Also what it cost each run to reach this validation loss; by default, with "
             "--protocol target, the first config's mean loss at 60% of its rounds.",
-            callback=_loss,
+            callback=a_loss,
         ),
     ] = None,
     track: Track = None,
@@ -183,7 +157,7 @@ def compare(
     from fedbudget.training import train_all
 
     paths = [find_config(c) for c in configs]
-    every = plan_runs(paths, [*(set_ or []), *_tracked(track)], seeds, out, protocol)
+    every = plan_runs(paths, [*(set_ or []), *tracked(track)], seeds, out, protocol)
     train_all(every)
     show(list(every), out / "report.html", target, protocol)
 
@@ -386,12 +360,7 @@ def demo(
     from fedbudget import demo as runs
     from fedbudget.report.show import show
 
-    show(runs.demo(out, [*(set_ or []), *_tracked(track)]), out / "report.html")
-
-
-def _tracked(track: list[str] | None) -> list[str]:
-    """As an override of the config; Python and TOML write a list of words alike."""
-    return [f"track={track}"] if track else []
+    show(runs.demo(out, [*(set_ or []), *tracked(track)]), out / "report.html")
 
 
 def _free(name: str) -> Path:

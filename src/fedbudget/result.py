@@ -1,6 +1,7 @@
 """Run: what `train` returns."""
 
 import copy
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,8 +69,8 @@ class Run:
         screen.print(terminal([self._loaded()], screen.width))
 
     def report(self, path: str | Path) -> None:
-        """Write it as .html, .md, .png, .svg or .pdf."""
-        write_report([self._loaded()], Path(path))
+        """Write it as .html, .md, .png, .svg or .pdf; or all of it, into "FOLDER/"."""
+        write_report([self._loaded()], Path(path), folder=str(path).endswith(("/", os.sep)))
 
     def personal(self, agent: int) -> nn.Module:
         """An agent's own model; the global one where there are no constraint sets."""

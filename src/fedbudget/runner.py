@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any, Protocol, Self
 
-from fedbudget import epsilon, rounds
+from fedbudget import epsilon, interrupt, rounds
 from fedbudget.callbacks import Callback
 from fedbudget.engines.engine import Engine
 from fedbudget.errors import UserError
@@ -37,6 +37,8 @@ class Stop:
         self.before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
+        if interrupt.heard():  # and swallowed by what was imported at that moment
+            raise KeyboardInterrupt
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self.before[number] = signal.signal(number, self._ask)

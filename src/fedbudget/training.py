@@ -14,7 +14,7 @@ from fedbudget.callbacks import Callback, closing, guarded
 from fedbudget.config import Config, differences, load, to_toml, validate
 from fedbudget.engines.choose import choose
 from fedbudget.engines.engine import Engine
-from fedbudget.errors import UserError
+from fedbudget.errors import UserError, about
 from fedbudget.plan import Plan
 from fedbudget.progress import Live, watched
 from fedbudget.report.sound import NUMBERS, sound_record
@@ -213,13 +213,19 @@ def train_all(every: Mapping[Path, Config], where: Where | None = None) -> None:
                     "choose another --out or remove it"
                 )
         elif settings.name not in checked:
-            _plan(settings)
+            with about(settings.name):
+                _plan(settings)
             checked.add(settings.name)  # what fits does not depend on the seed
     for place, settings in every.items():
-        if (place / "config.toml").exists():
-            resume(place, where, settings.track)
-        else:
-            train(settings, place, where=where)
+        try:
+            if (place / "config.toml").exists():
+                resume(place, where, settings.track)
+            else:
+                train(settings, place, where=where)
+        except SystemExit as stop:
+            if stop.code == STOPPED:
+                _warn(f"the same command again goes on with this run and the rest of {len(every)}")
+            raise
 
 
 def same_result(settings: Config) -> Config:

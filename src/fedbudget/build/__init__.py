@@ -29,7 +29,7 @@ from fedbudget.codecs import chosen
 from fedbudget.config import Config
 from fedbudget.control.frontier import Grid, Progress
 from fedbudget.data.examples import Examples
-from fedbudget.errors import UserError
+from fedbudget.errors import UserError, about
 from fedbudget.hardware import check_precision, count, place
 from fedbudget.models.flat import FlatModel, Layout
 from fedbudget.plan import Plan
@@ -91,8 +91,8 @@ def prepare(config: Config, parts: bool = True) -> Prepared:
         vectors = 2 if config.algorithm in TWO_VECTORS else 1
         down = "" if config.codec.down == "raw32" else config.codec.down
         ways = vectors, down, config.budget.accounting, own_resources(config)
-        about = model, task, clients[0], train.optimizer, device, gpt, *ways
-        known = costs(*about, parts=parts, momentum=train.momentum > 0)
+        first = model, task, clients[0], train.optimizer, device, gpt, *ways
+        known = costs(*first, parts=parts, momentum=train.momentum > 0)
         kinds = [known, *(replace(known, device=other) for other in others)]
         limits = budgets(config, kinds, base)
     return Prepared(clients, validation, make_model, model.layout, base, task, known, kinds, limits)
@@ -217,11 +217,11 @@ def build_courses(config: Config) -> tuple[list[Course], tuple[str, ...]]:
     ready = prepare(config, parts=not papers)
     if not ready.limits:
         raise UserError("plan: the config names no budget; add some to [budget]")
-    about = config, ready.base, ready.kinds, ready.limits
+    asked = config, ready.base, ready.kinds, ready.limits
     if not papers:
-        return first_rounds(*about), ()
-    warnings = outlook(*about, len(ready.clients))
-    return courses(*about, len(ready.clients)), warnings
+        return first_rounds(*asked), ()
+    warnings = outlook(*asked, len(ready.clients))
+    return courses(*asked, len(ready.clients)), warnings
 
 
 def budgets(config: Config, kinds: Sequence[Costs], base: Knobs) -> list[dict[str, float]]:
@@ -250,7 +250,9 @@ def budgets(config: Config, kinds: Sequence[Costs], base: Knobs) -> list[dict[st
 def own_resources(config: Config) -> tuple[Resource, ...]:
     """Those that the config names, imported."""
     key = "budget.resources"
-    return check([imported(name, key) for name in config.budget.resources])
+    every = [imported(name, key) for name in config.budget.resources]
+    with about("[budget]"):
+        return check(every)
 
 
 def own_workers(accelerator: str) -> int:

@@ -124,8 +124,9 @@ def _own(
         if not isinstance(given, Controller):
             raise UserError(f"{where}: it must return a Controller, not a {type(given).__name__}")
         own = guarded(given, where)
+        first = own.knobs(own.init(), 0)
         with about(where):  # before anything is written
-            possible({0: own.knobs(own.init(), 0)}, known.layout.depth)
+            possible({0: first}, known.layout.depth)
         return own
 
     return _by_class(each_class(limits, made))

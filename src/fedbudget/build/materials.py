@@ -225,6 +225,8 @@ def call(name: str, key: str, *arguments: Any) -> Any:
 def imported(name: str, key: str) -> Any:
     """What `package.module:name` names."""
     module, _, function = name.partition(":")
+    if not (module and function):
+        raise UserError(f"{key} = {name!r}: write it as package.module:name")
     if os.getcwd() not in sys.path:  # a user's module beside the config, as with `python -m`
         sys.path.insert(0, os.getcwd())
     try:

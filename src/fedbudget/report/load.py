@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,7 @@ def load_run(path: Path) -> Loaded:
     if summary is not None and len(records) > summary["rounds_done"]:
         notes.append("it goes on after its summary.json: the figures are those so far")
         summary = None
+    notes += _missing(records, summary["rounds_done"] if summary is not None else 0)
     if summary is None and not (path / "rounds.jsonl").exists():
         raise UserError(f"{path}: neither rounds.jsonl nor a summary.json that can be read is here")
     facts, unknown = facts_of(path, config)
@@ -80,6 +82,17 @@ def load_run(path: Path) -> Loaded:
         known = {k: v for k, v in facts.items() if k not in ("budgets", "layers", "command")}
         summary = summarise(records, known, rounds, facts["budgets"])
     return Loaded(path, summary, records, config, facts, tuple(notes))
+
+
+def _missing(records: Sequence[Mapping[str, Any]], done: int) -> list[str]:
+    """Of records that were there once, a sentence if some are not there now."""
+    there = {r["round"] for r in records}
+    lost = int(max(done, 0, *there)) - len(there)
+    if not there or lost < 1:
+        return []
+    first = next(number for number in count(1) if number not in there)
+    which = f"round {first} is" if lost == 1 else f"{lost} rounds, the first round {first}, are"
+    return [f"{which} missing from rounds.jsonl: tables and figures are of the others"]
 
 
 def _summary(path: Path, notes: list[str]) -> dict[str, Any] | None:

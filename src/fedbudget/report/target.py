@@ -76,16 +76,18 @@ def simulated(runs: Sequence[Loaded]) -> bool:
     return any(record.get("world") for run in runs for record in run.records[:1])
 
 
+WHOLE = {"G": 1e9, "M": 1e6, "k": 1e3, "": 1.0}
+PREFIXES = {**WHOLE, "m": 1e-3, "µ": 1e-6}
+
+
 def _amount(values: Sequence[float], unit: str) -> str:
     """Mean and spread with three or four digits and a prefix."""
     if not values:
         return "-"
     big = fmean(values)
-    prefix, scale = next(
-        ((p, x) for p, x in (("G", 1e9), ("M", 1e6), ("k", 1e3)) if big >= x and unit != "s"),
-        ("", 1.0),
-    )
-    form = ".0f" if unit == "s" or big / scale >= 100 else ".2f"
+    known = PREFIXES if unit == "J" else {"": 1.0} if unit == "s" else WHOLE
+    prefix, scale = next(((p, x) for p, x in known.items() if big >= x), [*known.items()][-1])
+    form = ".0f" if big / scale >= (10 if unit == "s" else 100) else ".2f"
     return f"{spread([v / scale for v in values], form)} {prefix}{unit}"
 
 
@@ -117,7 +119,7 @@ def target_sheet(runs: Sequence[Loaded], target: float, at: int | None = None) -
                 if len(pairs) < len(others):
                     few = f", in the {len(pairs)} of {len(others)} seeds that reached it"
                 text += (
-                    f" Over what {first} spends in {at} rounds, {name} took "
+                    f" Over what {first} spends in {at} round{'s' * (at > 1)}, {name} took "
                     f"{_share(pairs, 'energy')} of the energy and {_share(pairs, 'uplink')} of the "
                     f"uplink{few}."
                 )

@@ -37,8 +37,7 @@ def write_report(
         }
     else:
         raise UserError(
-            f"--out {path}: {path.suffix!r} is not one of {', '.join(FORMATS)}; "
-            "a folder's name ends in /"
+            f"{path}: {path.suffix!r} is not one of {', '.join(FORMATS)}; a folder's name ends in /"
         )
     for own, body in bodies.items():
         own.parent.mkdir(parents=True, exist_ok=True)
