@@ -1,16 +1,16 @@
 """docs/benchmarks.md, made from the results: each part's JSON is one section."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 INTRODUCTION = """# Benchmarks
 
 Made by `make bench` (about 40 minutes), or one part by `python benchmarks/bench.py NAME`, from the
-results in `docs/results/benchmarks/`. Ratios hold; absolute times are of this machine. In every section
-ours and the others take turns, and a ratio is the median, with quartiles, of the ratios within a
-repetition. Peers run in environments of their own (`benchmarks/peers/`), set up as their documentation
+results in `docs/results/benchmarks/`. Ratios hold; absolute times are of the machines named. In each
+section ours and the others take turns, and a ratio is the median, with quartiles, of the ratios within
+a repetition. Peers run in environments of their own (`benchmarks/peers/`), set up as their documentation
 says, with torch on one thread a process unless a row says otherwise.
 """
 
@@ -41,18 +41,30 @@ def write(
     """The whole page; parts (name -> heading, section) without a result are left out."""
     results = {name: one for name in parts if (one := stored(folder, name)) is not None}
     lines = [INTRODUCTION]
-    if results:
-        lines += [_machine(max(results.values(), key=lambda one: one["date"])["machine"]), ""]
+    for line in _machines({parts[name][0]: one for name, one in results.items()}):
+        lines += [line, ""]
     for name, one in results.items():
         heading, section = parts[name]
         lines += [f"## {heading}", "", *section(one["found"]), "", _when(one), ""]
     page.write_text("\n".join(lines).rstrip() + "\n")
 
 
-def _machine(facts: Mapping[str, Any]) -> str:
+def _machines(sections: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """A line for each kind, as it was in the last of its sections; the one of most sections first."""
+    kinds: dict[tuple[object, ...], list[str]] = {}
+    for heading, one in sections.items():
+        kind = tuple(one["machine"][key] for key in ("cpu", "cores", "simd"))
+        kinds.setdefault(kind, []).append(heading)
+    for i, own in enumerate(sorted(kinds.values(), key=len, reverse=True)):
+        last = max(own, key=lambda heading: sections[heading]["date"])
+        yield _machine(sections[last]["machine"], f" of *{', '.join(own)}*" if i else "")
+
+
+def _machine(facts: Mapping[str, Any], whose: str) -> str:
     return (
-        f"Machine: {facts['cpu']}, {facts['cores']} cores, {facts['simd']}; one core: float32 product "
-        f"{facts['gemm_gflops']:.0f} GFLOP/s, copy {facts['copy_gbytes']:.1f} GB/s (read and write). "
+        f"Machine{whose}: {facts['cpu']}, {facts['cores']} cores, {facts['simd']}; one core: "
+        f"float32 product {facts['gemm_gflops']:.0f} GFLOP/s, "
+        f"copy {facts['copy_gbytes']:.1f} GB/s (read and write). "
         f"{facts['system']}, Python {facts['python']}, torch {facts['torch']}, "
         f"fedbudget {facts['fedbudget']}."
     )

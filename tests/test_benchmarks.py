@@ -85,6 +85,12 @@ def test_a_new_result_replaces_its_own_section_of_the_page_and_no_other(tmp_path
     page.write(file, tmp_path, parts)
     assert file.read_text() == before.replace("value 1", "value 9")
     assert json.loads((tmp_path / "a.json").read_text())["found"] == {"value": 9}
+    other = {**ABOUT, "date": "2025-01-02", "machine": {**FACTS, "simd": "AVX512"}}
+    page.store(tmp_path, "b", other, {"value": 2})
+    page.write(file, tmp_path, parts)
+    first, second = (line for line in file.read_text().splitlines() if "one core" in line)
+    assert first.startswith("Machine: X, 2 cores, AVX2;")
+    assert second.startswith("Machine of *Part b*: X, 2 cores, AVX512;")
 
 
 def test_a_match_is_shown_with_who_is_missing():
