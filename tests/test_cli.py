@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 
 from fedbudget import cli, interrupt
 from fedbudget.cli import app
+from fedbudget.errors import UserError
 from fedbudget.runner import Stop
 
 TINY = [
@@ -364,35 +366,38 @@ def test_a_script_without_a_main_guard_is_told_so(tmp_path):
     assert "if __name__ ==" in done.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, ImportError("half a module")])
-def test_ctrl_c_in_an_import_ends_as_elsewhere(monkeypatch, capsys, error):
-    def imported(*_):
+def fails(error):
+    raise error
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        partial(fails, KeyboardInterrupt()),
+        partial(fails, ImportError("half a module")),
+        partial(fails, UserError("the dashboard needs a web server (half a module)")),
+        Stop().__enter__,  # what was swallowed is heard before training
+    ],
+)
+def test_ctrl_c_in_an_import_ends_as_elsewhere(monkeypatch, capsys, after):
+    def imported():
         with contextlib.suppress(KeyboardInterrupt):  # as some modules do
             signal.raise_signal(signal.SIGINT)
-        raise error
+        after()
 
     monkeypatch.setattr(cli, "app", imported)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(SystemExit) as stop:
             cli.main()
-        assert stop.value.code == 130
-        assert "fedbudget: stopped" in capsys.readouterr().err
-        monkeypatch.setattr(cli, "app", lambda: Stop().__enter__())
-        assert interrupt.heard()
-        monkeypatch.setattr(interrupt, "listen", lambda: None)
-        with pytest.raises(SystemExit) as stop:  # what was swallowed is heard before training
-            cli.main()
-        assert stop.value.code == 130
     finally:
         interrupt._heard.clear()
         signal.signal(signal.SIGINT, before)
+    assert stop.value.code == 130
+    assert capsys.readouterr().err == "fedbudget: stopped; finished rounds are kept\n"
 
 
 def test_errors_without_ctrl_c_are_as_they_were(monkeypatch):
-    def failing():
-        raise ImportError("half a module")
-
-    monkeypatch.setattr(cli, "app", failing)
+    monkeypatch.setattr(cli, "app", partial(fails, ImportError("half a module")))
     with pytest.raises(ImportError, match="half a module"):
         cli.main()

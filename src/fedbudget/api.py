@@ -40,7 +40,7 @@ from fedbudget.resources.costs import Costs, costs
 from fedbudget.resources.meters import check_budgets, sensors
 from fedbudget.resources.own import Resource, check
 from fedbudget.result import Run, facts
-from fedbudget.summary import idle, unused
+from fedbudget.summary import cautions
 from fedbudget.task import classify, custom
 from fedbudget.types import Knobs, RoundRecord
 
@@ -77,12 +77,7 @@ def planner(
     for key, given in (("batches", batches), ("codecs", codecs)):
         if isinstance(given, str | int):
             raise UserError(f"{key} = {given!r}: give a list of them")
-    arguments.whole(least_steps=least_steps, most_steps=most_steps)
-    if not 1 <= least_steps <= most_steps:
-        raise UserError(
-            f"least_steps = {least_steps}, most_steps = {most_steps}: they must be at least 1, and "
-            "the first at most the second"
-        )
+    arguments.counts(least_steps=least_steps, most_steps=most_steps)
     steps = least_steps, most_steps
     search = Search(tuple(batches), tuple(codecs), *steps, noise_scale, thrift)
     return partial(_planner, search)
@@ -179,7 +174,6 @@ def train(
         )
     size = len(parts) if cohort is None else cohort
     local = recipe or Recipe(optimizer=optimizer)
-    arguments.whole(rounds=rounds, steps=steps, batch=batch, workers=workers)
     arguments.whole(cohort=cohort, layers=layers, seed=seed)
     arguments.counts(rounds=rounds, steps=steps, batch=batch, workers=workers)
     if not isinstance(lr, Real) or not (lr > 0 and math.isfinite(lr)):
@@ -369,9 +363,8 @@ def _run(
         module.eval()
         each = figures.pop("agents", {})
         if quiet:
-            told = [record.to_json() for record in records]
-            for wrong in filter(None, (unused(told), idle(told))):
-                _warn(wrong)
+            for caution in cautions([record.to_json() for record in records]):
+                _warn(caution)
         run = Run(module, tuple(records), plan, engine.kind, own, figures, each)
         for callback in safe:
             callback.end(plain(run.summary))

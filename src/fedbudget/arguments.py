@@ -15,6 +15,7 @@ def whole(**numbers: int | None) -> None:
 
 
 def counts(**numbers: int) -> None:
+    whole(**numbers)
     for key, value in numbers.items():
         if value < 1:
             raise UserError(f"{key} = {value}: it must be at least 1")

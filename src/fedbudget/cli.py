@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, Literal
 
 import typer
 
@@ -24,11 +24,11 @@ app = typer.Typer(
 
 def main() -> None:
     """Entry point: a user's mistake is one sentence and exit code 2."""
-    interrupt.listen()
     try:
         if any(given in ("", "--out=") for given in sys.argv[1:]):
             raise UserError("an argument is empty; is there a variable that is not set?")
-        app()
+        with interrupt.listening():
+            app()
     except UserError as error:
         print(f"fedbudget: {error}", file=sys.stderr)
         sys.exit(2)
@@ -38,17 +38,9 @@ def main() -> None:
         )
         sys.exit(2)
     except KeyboardInterrupt:
-        _stopped()
-    except Exception:
-        if interrupt.heard():  # an import that it went through may fail with any error
-            _stopped()
-        raise
-
-
-def _stopped() -> NoReturn:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever presses on is heard already
-    print("fedbudget: stopped; finished rounds are kept", file=sys.stderr)
-    sys.exit(130)  # as shells have it
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever presses on is heard already
+        print("fedbudget: stopped; finished rounds are kept", file=sys.stderr)
+        sys.exit(130)  # as shells have it
 
 
 @app.command()

@@ -2,17 +2,26 @@
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 _heard = threading.Event()
 
 
-def listen() -> None:
-    """From here on, what is pressed is known whatever becomes of its KeyboardInterrupt."""
+@contextmanager
+def listening() -> Iterator[None]:
+    """In here, an error that follows a Ctrl-C is a KeyboardInterrupt, whatever it was made into."""
     _heard.clear()
     ours = threading.current_thread() is threading.main_thread()
     if ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # it may be ignored
         signal.signal(signal.SIGINT, _hear)
+    try:
+        yield
+    except Exception:
+        if heard():
+            raise KeyboardInterrupt from None
+        raise
 
 
 def heard() -> bool:

@@ -125,6 +125,11 @@ def fairness(counts: Sequence[int]) -> float:
     return sum(counts) ** 2 / (len(counts) * squares) if squares else 1.0
 
 
+def cautions(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What there is to warn of at the end of a run, in sentences."""
+    return [found for found in (unused(records), idle(records)) if found]
+
+
 def unused(records: Sequence[Mapping[str, Any]]) -> str:
     """How many replies were of no use, and why; "" for none. Dropouts that are asked for do not count."""
     lost = [

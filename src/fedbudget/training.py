@@ -21,7 +21,7 @@ from fedbudget.report.sound import NUMBERS, sound_record
 from fedbudget.rounds import State, first_state
 from fedbudget.runner import Stop, execute, facts
 from fedbudget.runs import Checkpoint, RunFolder
-from fedbudget.summary import LAST, idle, unused
+from fedbudget.summary import LAST, cautions
 from fedbudget.terminal import Show, command, console, json_lines, quoted, say
 from fedbudget.tracking.ledger import FILE
 from fedbudget.tracking.named import check, named
@@ -332,9 +332,8 @@ def _finish(
             show,
         )
         sys.exit(STOPPED)
-    records = folder.records()
-    for wrong in filter(None, (unused(records), idle(records))):
-        _warn(f"warning: {wrong}")
+    for caution in cautions(folder.records()):
+        _warn(f"warning: {caution}")
     say(_result(summary), show)
     say(f"wrote {folder.path}/: model.safetensors, rounds.jsonl, summary.json, config.toml", show)
 

@@ -131,7 +131,7 @@ def unmet(config: Config, knobs: Knobs, kinds: Sequence[Costs], limits: Limits) 
         if within(known.expected(knobs), budgets):
             continue
         grid, progress = search(config, known)
-        widest = replace(grid, least=1, batches=tuple({1, *grid.batches}))
+        widest = replace(grid, least=1, batches=(1, *grid.batches))
         try:
             with about(named_class(i, len(limits))):
                 affordable(known.expected, widest, progress, budgets)

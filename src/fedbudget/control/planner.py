@@ -79,6 +79,11 @@ class Search:
             raise UserError("codecs is empty: name some to choose from, such as 'eden2'")
         for name in self.codecs:
             chosen(name, "codecs")
+        if not 1 <= self.least_steps <= self.most_steps:
+            raise UserError(
+                f"least_steps = {self.least_steps}: it must be from 1 to most_steps, which is "
+                f"{self.most_steps}"
+            )
         if not 0 < self.noise_scale < math.inf:
             raise UserError(f"noise_scale = {self.noise_scale}: it must be finite and above 0")
         if not 0 <= self.thrift < 1:

@@ -9,7 +9,7 @@ from fedbudget.report.facts import OPEN
 from fedbudget.report.load import Loaded, by_name
 from fedbudget.report.sheets import spread
 from fedbudget.report.standing import OVER, accounting, budgets, limits, worst
-from fedbudget.summary import LAST, idle, unused
+from fedbudget.summary import LAST, cautions
 
 ACCOUNTING = {"counted": "counted", "paper": "the papers' proxies", "measured": "measured"}
 
@@ -187,7 +187,7 @@ def _cautions(groups: dict[str, list[Loaded]]) -> list[str]:
         if twice := sorted({seed for seed in seeds if seeds.count(seed) > 1}):
             found.append(f"{name}: seed {', '.join(map(str, twice))} is there more than once.")
         every = [record for run in same for record in run.records]
-        found += [f"{name}: {wrong}." for wrong in (unused(every), idle(every)) if wrong]
+        found += [f"{name}: {caution}." for caution in cautions(every)]
     planned = sorted({run.summary["rounds"] for same in groups.values() for run in same})
     if len(planned) > 1:
         found.append(
