@@ -772,6 +772,16 @@ def test_a_run_stopped_and_resumed_from_the_page_ends_with_the_same_model(tmp_pa
 # ---- the command ------------------------------------------------------------------------------
 
 
+MOMENTS = [
+    "webbrowser.open",
+    "asyncio.events.new_event_loop",
+    "uvicorn.Server.serve",
+    "uvicorn.Config.load",
+    "uvicorn.Server.startup",
+    "uvicorn.Server.shutdown",
+]
+
+
 def test_ctrl_c_ends_it_at_once_even_with_a_page_open(tmp_path):
     write_run(tmp_path / "a")
     with running("dashboard", tmp_path, "--port", 0, "--no-open") as process:
@@ -800,6 +810,27 @@ def test_a_token_is_printed_for_others_and_for_nobody_else(tmp_path, options, wa
         assert ("?token=" in address) == wanted
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=30) == 0
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_ctrl_c_ends_it_quietly_at_any_moment(tmp_path, moment):
+    """From the address to the end of the process, and not only while the server runs."""
+    code = f"""
+import asyncio, os, signal, sys, uvicorn, webbrowser
+from fedbudget.cli import main
+def press(*_, then={moment}, **__):
+    os.kill(os.getpid(), signal.SIGINT)
+    return then(*_, **__)
+webbrowser.open = lambda address: True
+{moment} = press
+if "shutdown" in {moment!r}:  # else nothing would end it
+    uvicorn.Server.on_tick = lambda self, counter: asyncio.sleep(0, True)
+sys.argv[1:] = ["dashboard", {str(tmp_path)!r}, "--port", "0"]
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.splitlines()) == 1
 
 
 def test_a_taken_port_is_one_sentence(tmp_path):

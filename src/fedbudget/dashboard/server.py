@@ -5,10 +5,12 @@ import errno
 import signal
 import socket
 import webbrowser
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 import uvicorn
+from uvicorn.server import HANDLED_SIGNALS
 
 from fedbudget.dashboard.app import build
 from fedbudget.dashboard.gate import Gate, loopback, new_token
@@ -18,22 +20,27 @@ from fedbudget.terminal import say
 
 
 class Server(uvicorn.Server):
-    """Ends the event streams when it is asked to end; they would keep it waiting."""
+    """Ends when it is told, from before its address is shown until the process is gone."""
 
     def __init__(self, gate: Gate, watch: Watch) -> None:
         # no access log: an address may hold the token
         super().__init__(uvicorn.Config(gate, log_level="error", access_log=False, ws="none"))
         self.watch = watch
-        self.loop: asyncio.AbstractEventLoop | None = None
 
-    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        self.loop = asyncio.get_running_loop()
-        await super().serve(sockets)
+    def listen_to_signals(self) -> None:
+        """In place of uvicorn, which does so only once it runs, and raises them again at its end:
+        in between they would break off whatever is on the way. Also where a shell has told this
+        process to ignore them: whoever reads the address may end the server."""
+        for number in HANDLED_SIGNALS:
+            signal.signal(number, self.handle_exit)
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        super().handle_exit(sig, frame)
-        if self.loop is not None:
-            asyncio.run_coroutine_threadsafe(self.watch.close(), self.loop)
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield  # they are ours
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self.watch.close()  # the event streams would keep it waiting
+        await super().shutdown(sockets)
 
 
 def serve(root: Path, host: str, port: int, open_browser: bool, control: bool, token: bool) -> None:
@@ -53,17 +60,15 @@ def serve(root: Path, host: str, port: int, open_browser: bool, control: bool, t
     shown = host if host not in ("0.0.0.0", "::", "") else socket.gethostname()
     url = f"http://{f'[{shown}]' if ':' in shown else shown}:{number}/"
     address = f"{url}?token={secret}" if ask else url
-    # whoever reads the address may end the server: also where a shell has told it to ignore that
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    server = Server(gate, app.state.watch)
+    server.listen_to_signals()
     try:
         say(f"fedbudget dashboard of {root}: {address} (Ctrl-C ends it)")
         if not near:
             say("anyone with this address can see the runs; it is sent without encryption")
         if open_browser:
             webbrowser.open(address)
-        asyncio.run(Server(gate, app.state.watch).serve([listening]))
-    except KeyboardInterrupt:
-        pass  # as it is meant to end
+        asyncio.run(server.serve([listening]))
     finally:
         listening.close()
 
