@@ -84,6 +84,33 @@ def test_every_preset_is_valid_and_starts_with_what_it_is(name):
     assert isinstance(load(path), Config)
 
 
+def test_the_planner_in_halves_has_the_budgets_of_the_planner_in_all():
+    """Twice the rounds with half of what adds up; memory and temperature are not used up."""
+    whole, halves = (load(find_config(name)) for name in ("planner", "planner-often"))
+    times = halves.rounds / whole.rounds
+    for resource, share in whole.budget.model_dump().items():
+        adds_up = resource in ("energy", "communication")
+        own = halves.budget.model_dump()[resource]
+        if adds_up:
+            assert float(own.rstrip("%")) * times == pytest.approx(float(share.rstrip("%")))
+        else:
+            assert own == share
+    same = halves.model_copy(
+        update={
+            "name": whole.name,
+            "rounds": whole.rounds,
+            "budget": whole.budget,
+            "train": halves.train.model_copy(
+                update={
+                    key: getattr(whole.train, key) for key in ("server_momentum", "evaluate_every")
+                }
+            ),
+            "control": halves.control.model_copy(update={"thrift": whole.control.thrift}),
+        }
+    )
+    assert same == whole
+
+
 def test_a_name_that_is_neither_file_nor_preset_gets_the_nearest(tmp_path):
     with pytest.raises(UserError, match="did you mean fedavg"):
         find_config("fedavgg")

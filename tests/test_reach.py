@@ -109,6 +109,23 @@ def test_fixed_knobs_may_break_a_budget_that_others_could_keep_and_no_other():
         build(load(find_config("fedavg"), [*small, "budget.communication=['1 kB', '100 B']"]))
 
 
+def test_fixed_knobs_by_the_papers_proxies():
+    """What nothing could meet, and codes that they do not know: else nobody would see that the
+    budget is about nothing."""
+    small = ["model.size=1x16", "model.context=16", "budget.accounting=paper"]
+
+    def plan(*changes):
+        return build(load(find_config("fedavg"), [*small, *changes]))
+
+    assert plan("budget.memory=0.21").warnings == ()  # batch 1 could, 16 does not
+    for limit in ("memory=0.2", "temperature=0.35", "energy=0.1", "communication=10"):
+        resource = limit.split("=")[0]
+        with pytest.raises(UserError, match=f"no setting meets {resource} <= .*; the least is"):
+            plan(f"budget.{limit}")
+    with pytest.raises(UserError, match="proxies know no codec 'sign'; they know raw32, int8"):
+        plan("budget.energy=1e9", "codec.name=sign")
+
+
 def test_nothing_is_foreseen_where_budgets_are_met_or_measured():
     easy = ["budget.energy=", "budget.memory=", "budget.temperature="]
     assert made("cafl-l", *easy).warnings == ()

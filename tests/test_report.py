@@ -403,6 +403,13 @@ def test_the_verdict_says_what_is_unfinished_and_compares_what_both_have():
         "late has done 1 of 3 rounds.",
     ]
     assert verdict([plain("a", [])]) == ["No run has been evaluated yet."]
+    # twice the rounds with half of the budgets each: what counts is where they end
+    often = [
+        plain("fedavg", [4.0, 2.0]),
+        plain("often", [4.0, 3.0, 2.5, 2.1], budget={"energy": 1}),
+    ]
+    # the mean of each run's last evaluations, up to five
+    assert verdict(often)[1].endswith("at -3.3% loss over fedavg, each at its own end.")
     twice = verdict([plain("a", [1.0]), plain("a", [1.0])])
     assert "a: seed 0 is there more than once." in twice
     assert (

@@ -22,6 +22,7 @@ from fedbudget.control.policies import PRICED, reachable
 from fedbudget.errors import UserError, about
 from fedbudget.resources.budget import named_class
 from fedbudget.resources.costs import Costs
+from fedbudget.resources.proxies import LEVELS
 from fedbudget.summary import LAST
 from fedbudget.types import Knobs
 
@@ -124,17 +125,18 @@ def unmet(config: Config, knobs: Knobs, kinds: Sequence[Costs], limits: Limits) 
 
     Other controllers find out for themselves.
     """
-    if config.control.controller != "fixed" or config.budget.accounting != "counted":
+    accounting = config.budget.accounting
+    if config.control.controller != "fixed" or accounting == "measured":
         return ""
+    codecs = tuple(LEVELS) if accounting == "paper" else tuple(config.control.codecs)
     for i, budgets in enumerate(limits):
         known = kinds[i % len(kinds)]
-        if within(known.expected(knobs), budgets):
-            continue
         grid, progress = search(config, known)
-        widest = replace(grid, least=1, batches=(1, *grid.batches))
+        widest = replace(grid, least=1, batches=(1, *grid.batches), codecs=codecs)
         try:
             with about(named_class(i, len(limits))):
-                affordable(known.expected, widest, progress, budgets)
+                if not within(known.expected(knobs), budgets):
+                    affordable(known.expected, widest, progress, budgets)
         except UserError as error:
             return str(error)
     return ""

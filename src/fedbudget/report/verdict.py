@@ -142,7 +142,8 @@ def kept(same: Sequence[Loaded]) -> str:
 
 
 def over(same: Sequence[Loaded], reference: Sequence[Loaded]) -> str:
-    """The loss against the reference's, by seed, at the last round that both have."""
+    """The loss against the reference's, by seed: each at its end, or where one has not come to
+    it, at the last round that both have."""
     ours, theirs = ({r.seed: r for r in x if r.losses()} for x in (same, reference))
     name = reference[0].name
     shared = sorted(set(ours) & set(theirs))
@@ -153,19 +154,23 @@ def over(same: Sequence[Loaded], reference: Sequence[Loaded]) -> str:
             return ""
         other = "" if set(ours) == set(theirs) else " (other seeds)"
         return f"{fmean(a) / fmean(b) - 1:+.1%} loss over {name}{other}"
-    changes, early = [], set()
+    changes, early, unlike = [], set(), False
     for run, base in pairs:
-        round = min(run.losses()[-1][0], base.losses()[-1][0])
-        a, b = _until(run, round), _until(base, round)
+        ends = run.losses()[-1][0], base.losses()[-1][0]
+        at = ends if _ended(run) and _ended(base) else (min(ends), min(ends))
+        a, b = _until(run, at[0]), _until(base, at[1])
         if not a or not b:
             return ""
         changes.append(fmean(a) / fmean(b) - 1)
-        early |= {round} if {run.losses()[-1][0], base.losses()[-1][0]} != {round} else set()
+        early |= {at[0]} if at != ends else set()
+        unlike |= at[0] != at[1]
     text = f"{fmean(changes):+.1%} loss over {name}"
     if set(ours) != set(theirs):
         text += f" (seed{'s' if len(shared) > 1 else ''} {', '.join(map(str, shared))} of both)"
     if early:
         text += f" by round {min(early)}, the last that both have"
+    elif unlike:
+        text += ", each at its own end"
     return text
 
 
