@@ -1,6 +1,7 @@
 """The run folder, checkpoints and resume."""
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,6 +19,7 @@ from fedbudget.report.sheets import spread
 from fedbudget.report.tables import markdown, rows
 from fedbudget.report.target import cost_to, target_rows
 from fedbudget.report.write import write_report
+from fedbudget.rounds import first_state, run
 from fedbudget.runner import Stop, execute, facts
 from fedbudget.runs import RunFolder
 from fedbudget.summary import summarise
@@ -264,6 +266,33 @@ def test_a_full_disk_loses_nothing_and_leaves_nothing_half_written(tmp_path, mon
     monkeypatch.undo()
     assert folder.load_checkpoint(lambda text: None).state.round == before.state.round
     assert not list(folder.path.rglob("*.part"))
+
+
+def test_a_run_whose_folder_was_removed_writes_nothing_into_the_next_ones(tmp_path):
+    plan = softmax_plan(rounds=1)
+    with choose(plan) as engine:
+        ((record, state),) = run(plan, engine, plan.build_model().layout, first_state(plan))
+    old = RunFolder.create(tmp_path / "a", "rounds = 1\n")
+    with old.held() as ended:
+        shutil.rmtree(old.path)
+        with pytest.raises(UserError, match="a: the folder was removed while its run went on"):
+            ended.append(record)
+        with RunFolder.create(tmp_path / "a", "rounds = 2\n").held() as new:
+            new.append(record)
+            for late in (
+                lambda: ended.append(record),
+                lambda: ended.save_checkpoint(state, {}),
+                lambda: ended.save_summary({}),
+            ):
+                with pytest.raises(UserError, match="the folder was removed"):
+                    late()
+            assert len(new.records()) == 1
+            assert not new.checkpoints()
+    with RunFolder(
+        tmp_path / "a"
+    ).held():  # the first has not taken the second's lock with it, nor left its own
+        pass
+    assert not (new.path / ".lock").exists()
 
 
 def test_two_processes_do_not_write_one_run(tmp_path):

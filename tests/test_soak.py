@@ -63,8 +63,8 @@ def soak(plan, folder: Path, scales: Scales) -> dict:
         return made
 
     run = RunFolder.create(folder, "")
-    with run.held():
-        return execute(plan, run, {}, engine, 1, scales, Stop())
+    with run.held() as mine:
+        return execute(plan, mine, {}, engine, 1, scales, Stop())
 
 
 @pytest.mark.slow

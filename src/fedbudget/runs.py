@@ -16,7 +16,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,6 +65,8 @@ class Checkpoint(NamedTuple):
 @dataclass(frozen=True)
 class RunFolder:
     path: Path
+    lock: int | None = None
+    """of the one process that writes here, an open file; None for readers"""
 
     @staticmethod
     def create(path: Path, config: str, overwrite: bool = False) -> "RunFolder":
@@ -104,21 +106,32 @@ class RunFolder:
         return [name for name in names if _filled(self.path / name)]
 
     def save_config(self, config: str) -> None:
-        write(self.config_file, config.encode())
+        self._write(self.config_file, config.encode())
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Nobody else writes here meanwhile; a process that dies lets go, whatever kills it."""
+    def held(self) -> Iterator["RunFolder"]:
+        """The folder for its one writer; a process that dies lets go, whatever kills it."""
         name = self.path / ".lock"
-        lock = _locked(name)
+        mine = replace(self, lock=_locked(name))
         try:
             for part in (*self.path.glob(".*.part"), *self.checkpoint_folder.glob(".*.part")):
                 part.unlink()  # of a process that was killed while it wrote
-            yield
+            yield mine
         finally:
-            with suppress(OSError):  # Windows keeps the name of an open file
-                name.unlink()
-            os.close(lock)
+            assert mine.lock is not None
+            if _is(mine.lock, name):
+                with suppress(OSError):  # Windows keeps the name of an open file
+                    name.unlink()
+            os.close(mine.lock)
+
+    def _check(self) -> None:
+        """Still the folder that was locked? One of the same name may be another run's by now."""
+        if self.lock is not None and not _is(self.lock, self.path / ".lock"):
+            raise UserError(f"{self.path}: the folder was removed while its run went on; it ends")
+
+    def _write(self, file: Path, *body: Buffer) -> None:
+        self._check()
+        write(file, *body)
 
     @property
     def config_file(self) -> Path:
@@ -138,6 +151,7 @@ class RunFolder:
 
     def append(self, record: RoundRecord) -> None:
         line = json.dumps(plain(record.to_json()), allow_nan=False)
+        self._check()
         try:
             with self.rounds_file.open("a") as f:
                 f.write(line + "\n")
@@ -176,7 +190,7 @@ class RunFolder:
         about = {"fedbudget": text, "crc32": str(zlib.crc32(text.encode()))}
         body = pieces(tensors, about)  # clients' states may be larger than the memory
         file = self.checkpoint_folder / f"round-{state.round:08d}.safetensors"
-        write(file, *body)
+        self._write(file, *body)
         # damaged ones of later rounds do not count: the run has gone back behind them
         for old in [p for p in self.checkpoints() if p.name <= file.name][KEPT:]:
             old.unlink()
@@ -218,10 +232,10 @@ class RunFolder:
                 f"{self.rounds_file}: the checkpoint is of round {round}, but {len(kept)} of its "
                 "rounds are here; put the file back, or start the run again"
             )
-        write(self.rounds_file, "".join(json.dumps(r) + "\n" for r in kept).encode())
+        self._write(self.rounds_file, "".join(json.dumps(r) + "\n" for r in kept).encode())
 
     def save_model(self, tensors: Mapping[str, Tensor]) -> None:
-        write(self.model_file, save(dict(tensors)))
+        self._write(self.model_file, save(dict(tensors)))
 
     def has_model(self) -> bool:
         """Whole, not cut off; its numbers are not looked at."""
@@ -236,13 +250,13 @@ class RunFolder:
         tensors = {f"{agent}/{n}": t.clone() for agent, own in models for n, t in own.items()}
         if not tensors:
             return  # they are on the agents' own disks
-        write(self.path / "personal.safetensors", save(tensors))
+        self._write(self.path / "personal.safetensors", save(tensors))
 
     def save_facts(self, facts: Mapping[str, Any]) -> None:
         """A run that goes on keeps the command it was begun with."""
         kept = {key: told for key, told in self.facts().items() if key == "command"}
         text = json.dumps(plain({**facts, **kept}), indent=2, allow_nan=False)
-        write(self.path / "facts.json", (text + "\n").encode())
+        self._write(self.path / "facts.json", (text + "\n").encode())
 
     def facts(self) -> dict[str, Any]:
         """Nothing where they are missing or damaged."""
@@ -258,7 +272,7 @@ class RunFolder:
 
     def save_summary(self, summary: Mapping[str, Any]) -> None:
         text = json.dumps(plain(summary), indent=2, allow_nan=False)
-        write(self.path / "summary.json", (text + "\n").encode())
+        self._write(self.path / "summary.json", (text + "\n").encode())
 
 
 def pieces(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> Iterator[Buffer]:
@@ -299,14 +313,21 @@ def _locked(name: Path) -> int:
                 f"{name.parent}: process {holder or '?'} is writing this run; "
                 "stop it first, or choose another --out"
             ) from None
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(lock), name.stat()):
-                break
+        if _is(lock, name):
+            break
         os.close(lock)
     with suppress(OSError):  # the number is for people: a full disk does not matter here
         os.ftruncate(lock, 0)
         os.write(lock, f"{os.getpid()}\n".encode())
     return lock
+
+
+def _is(lock: int, name: Path) -> bool:
+    """Whether an open file is the one of that name."""
+    try:
+        return os.path.samestat(os.fstat(lock), name.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _read_state(path: Path) -> Checkpoint:

@@ -50,7 +50,7 @@ def train(
     plan = _plan(settings)
     trackers = named(settings.track, out, [], True, _warn)
     folder = RunFolder.create(out, to_toml(settings), overwrite)
-    with folder.held():
+    with folder.held() as folder:
         (out / FILE).unlink(missing_ok=True)  # of a run that was here
         _finish(plan, settings, folder, trackers, where=where, show=show)
 
@@ -108,7 +108,7 @@ def _go_on(
 ) -> None:
     """Train on from the last checkpoint; `changed` says what the settings change in the run."""
     plan = _plan(settings, begun=not changed)
-    with folder.held():
+    with folder.held() as folder:
         start = folder.load_checkpoint(_warn)
         if start is None:
             folder.start_again(settings.checkpoint_every, _warn)
