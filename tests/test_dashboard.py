@@ -833,6 +833,35 @@ main()
     assert len(done.stdout.splitlines()) == 1
 
 
+def test_a_second_ctrl_c_ends_it_though_a_request_hangs(tmp_path):
+    code = f"""
+import sys, time
+from fedbudget.cli import main
+from fedbudget.dashboard.shelf import Shelf
+def hang(self):  # as on a disk that does not answer
+    print("asked", flush=True)
+    time.sleep(300)
+Shelf.scan = hang
+sys.argv[1:] = ["dashboard", {str(tmp_path)!r}, "--port", "0", "--no-open"]
+main()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            port = int(process.stdout.readline().split("127.0.0.1:")[1].split("/")[0])
+            with socket.create_connection(("127.0.0.1", port)) as page:
+                page.sendall(f"GET /api/runs HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
+                assert process.stdout.readline() == "asked\n"
+                process.send_signal(signal.SIGINT)
+                with pytest.raises(subprocess.TimeoutExpired):
+                    process.wait(timeout=2)
+                process.send_signal(signal.SIGINT)
+                assert (process.wait(timeout=60), process.stderr.read()) == (130, "")
+        finally:
+            process.kill()
+
+
 def test_a_taken_port_is_one_sentence(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]

@@ -122,8 +122,15 @@ def test_fixed_knobs_by_the_papers_proxies():
         resource = limit.split("=")[0]
         with pytest.raises(UserError, match=f"no setting meets {resource} <= .*; the least is"):
             plan(f"budget.{limit}")
-    with pytest.raises(UserError, match="proxies know no codec 'sign'; they know raw32, int8"):
-        plan("budget.energy=1e9", "codec.name=sign")
+    strange = ["budget.energy=1e9", "codec.name=sign"]
+    with pytest.raises(
+        UserError, match=r"codec.name = 'sign': .* know raw32, int8, eden2; take one"
+    ):
+        plan(*strange)
+    config = load(find_config("fedavg"), [*small, *strange])
+    told = "codec.name = 'sign': the papers' proxies"
+    assert any(warning.startswith(told) for warning in build(config, begun=True).warnings)
+    assert not any(warning.startswith(told) for warning in plan("codec.name=sign").warnings)
 
 
 def test_nothing_is_foreseen_where_budgets_are_met_or_measured():

@@ -410,6 +410,13 @@ def test_the_verdict_says_what_is_unfinished_and_compares_what_both_have():
     ]
     # the mean of each run's last evaluations, up to five
     assert verdict(often)[1].endswith("at -3.3% loss over fedavg, each at its own end.")
+    # one seed that is under way: all at what both have, not some at their ends
+    seeds = [
+        *(plain("fedavg", [4.0, 2.0], seed=seed) for seed in (0, 1)),
+        plain("often", [4.4, 2.2, 1.0, 1.0], seed=0, budget={"energy": 1}),
+        plain("often", [4.4, 2.2, 1.0], seed=1, rounds=4, budget={"energy": 1}),
+    ]
+    assert "at +10.0% loss over fedavg by round 2, the last that both have." in verdict(seeds)[1]
     twice = verdict([plain("a", [1.0]), plain("a", [1.0])])
     assert "a: seed 0 is there more than once." in twice
     assert (

@@ -112,22 +112,23 @@ class RunFolder:
     def held(self) -> Iterator["RunFolder"]:
         """The folder for its one writer; a process that dies lets go, whatever kills it."""
         name = self.path / ".lock"
-        mine = replace(self, lock=_locked(name))
+        lock = _locked(name)
         try:
             for part in (*self.path.glob(".*.part"), *self.checkpoint_folder.glob(".*.part")):
                 part.unlink()  # of a process that was killed while it wrote
-            yield mine
+            yield replace(self, lock=lock)
         finally:
-            assert mine.lock is not None
-            if _is(mine.lock, name):
-                with suppress(OSError):  # Windows keeps the name of an open file
+            with suppress(OSError):  # Windows keeps the name of an open file
+                if _is(lock, name):
                     name.unlink()
-            os.close(mine.lock)
+            os.close(lock)
 
     def _check(self) -> None:
         """Still the folder that was locked? One of the same name may be another run's by now."""
         if self.lock is not None and not _is(self.lock, self.path / ".lock"):
-            raise UserError(f"{self.path}: the folder was removed while its run went on; it ends")
+            raise UserError(
+                f"{self.path}: the folder, or its .lock, was removed while its run went on; it ends"
+            )
 
     def _write(self, file: Path, *body: Buffer) -> None:
         self._check()
@@ -326,7 +327,7 @@ def _is(lock: int, name: Path) -> bool:
     """Whether an open file is the one of that name."""
     try:
         return os.path.samestat(os.fstat(lock), name.stat())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 

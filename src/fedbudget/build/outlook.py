@@ -22,7 +22,7 @@ from fedbudget.control.policies import PRICED, reachable
 from fedbudget.errors import UserError, about
 from fedbudget.resources.budget import named_class
 from fedbudget.resources.costs import Costs
-from fedbudget.resources.proxies import LEVELS
+from fedbudget.resources.proxies import LEVELS, level
 from fedbudget.summary import LAST
 from fedbudget.types import Knobs
 
@@ -57,6 +57,10 @@ def outlook(
     begun: bool = False,
 ) -> tuple[str, ...]:
     """Warnings; UserError where nothing could meet a budget, unless the run has begun already."""
+    if limits and (why := unpriced(config, knobs)):
+        if begun:
+            return (why,)
+        raise UserError(why)
     why = out_of_reach(config, knobs, kinds, limits) or unmet(config, knobs, kinds, limits)
     if why and config.control.controller == "clamped":  # the papers' own table 1 is such a case
         why += "; it trains all the same, as the authors' code does"
@@ -118,6 +122,17 @@ def out_of_reach(config: Config, knobs: Knobs, kinds: Sequence[Costs], limits: L
             whose = named_class(i, len(limits))
             return f"{whose}: {why}" if whose else why
     return ""
+
+
+def unpriced(config: Config, knobs: Knobs) -> str:
+    """A fixed code that the papers' proxies do not know: a budget would be about nothing."""
+    paper = config.budget.accounting == "paper" and config.control.controller == "fixed"
+    if not paper or level(knobs.codec) is not None:
+        return ""
+    return (
+        f"codec.name = {knobs.codec!r}: the papers' proxies, which the budgets are in, know "
+        f"{', '.join(LEVELS)}; take one of them, or another budget.accounting"
+    )
 
 
 def unmet(config: Config, knobs: Knobs, kinds: Sequence[Costs], limits: Limits) -> str:

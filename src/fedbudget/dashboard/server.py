@@ -2,12 +2,14 @@
 
 import asyncio
 import errno
+import os
 import signal
 import socket
 import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 import uvicorn
 from uvicorn.server import HANDLED_SIGNALS
@@ -20,7 +22,8 @@ from fedbudget.terminal import say
 
 
 class Server(uvicorn.Server):
-    """Ends when it is told, from before its address is shown until the process is gone."""
+    """Ends when it is told, from before its address is shown until the process is gone; told once
+    more, at once: a page's request may hang as long as its disk does."""
 
     def __init__(self, gate: Gate, watch: Watch) -> None:
         # no access log: an address may hold the token
@@ -33,6 +36,11 @@ class Server(uvicorn.Server):
         process to ignore them: whoever reads the address may end the server."""
         for number in HANDLED_SIGNALS:
             signal.signal(number, self.handle_exit)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit:
+            os._exit(130)  # it has nothing of its own to write
+        super().handle_exit(sig, frame)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -154,10 +154,11 @@ def over(same: Sequence[Loaded], reference: Sequence[Loaded]) -> str:
             return ""
         other = "" if set(ours) == set(theirs) else " (other seeds)"
         return f"{fmean(a) / fmean(b) - 1:+.1%} loss over {name}{other}"
+    done = all(_ended(run) and _ended(base) for run, base in pairs)
     changes, early, unlike = [], set(), False
     for run, base in pairs:
         ends = run.losses()[-1][0], base.losses()[-1][0]
-        at = ends if _ended(run) and _ended(base) else (min(ends), min(ends))
+        at = ends if done else (min(ends), min(ends))
         a, b = _until(run, at[0]), _until(base, at[1])
         if not a or not b:
             return ""
