@@ -146,12 +146,13 @@ def unmet(config: Config, knobs: Knobs, kinds: Sequence[Costs], limits: Limits) 
     codecs = tuple(LEVELS) if accounting == "paper" else tuple(config.control.codecs)
     for i, budgets in enumerate(limits):
         known = kinds[i % len(kinds)]
+        if within(known.expected(knobs), budgets):
+            continue
         grid, progress = search(config, known)
         widest = replace(grid, least=1, batches=(1, *grid.batches), codecs=codecs)
         try:
             with about(named_class(i, len(limits))):
-                if not within(known.expected(knobs), budgets):
-                    affordable(known.expected, widest, progress, budgets)
+                affordable(known.expected, widest, progress, budgets)
         except UserError as error:
             return str(error)
     return ""
